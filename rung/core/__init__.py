@@ -1,0 +1,1 @@
+"""What every rung shares: the container, its text, types, expressions, errors and machines."""

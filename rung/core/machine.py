@@ -1,0 +1,66 @@
+"""Machines as data: levels, memory spaces, movers and atoms that the same passes read.
+
+A level is a place in the loop nest where a split of an axis may run; its kind says how: `grid` on
+cores or blocks, `thread` in lockstep, `seq` as a loop, `unroll` as copies, `vector` as lanes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+GRID, THREAD, SEQ, UNROLL, VECTOR = "grid", "thread", "seq", "unroll", "vector"
+
+
+@dataclass(frozen=True)
+class Level:
+    """One level. `limit` caps the product of its sizes over all axes; 0 is no cap."""
+
+    name: str
+    kind: str
+    limit: int = 0
+
+
+@dataclass(frozen=True)
+class Space:
+    """A memory space: capacity in bytes, rate in bytes a second, whom it belongs to (a level)."""
+
+    name: str
+    bytes: int
+    rate: float
+    owner: str = ""
+    explicit: bool = False  # a scratchpad: nothing is there that a mover did not bring
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Measured ceilings for the cost model: bytes/s, operations/s by dtype name, seconds."""
+
+    memory: float
+    cache: float
+    flops: dict[str, float] = field(hash=False)
+    launch: float = 1e-6
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Everything that legality, price and lowering ask about a target."""
+
+    name: str
+    levels: tuple[Level, ...]
+    spaces: tuple[Space, ...]
+    rates: Rates
+    lanes: int
+    registers: int
+    movers: tuple[str, ...] = ()
+    atoms: tuple[str, ...] = ()
+    cores: int = 1
+
+    def level(self, name: str) -> Level | None:
+        return next((x for x in self.levels if x.name == name), None)
+
+    def rank(self, name: str) -> int:
+        """Position of a level, outermost first."""
+        return [x.name for x in self.levels].index(name)
+
+    def space(self, name: str) -> Space | None:
+        return next((x for x in self.spaces if x.name == name), None)

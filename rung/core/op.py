@@ -1,0 +1,273 @@
+"""The one container of all rungs: `Func`, `Block`, `Op`, `Value`, in A-normal form.
+
+A rung is a vocabulary of `Op` subclasses, not a data structure. An op is a frozen dataclass whose
+fields are its operands (`Value`), nested `Block`s and attributes; `infer` gives the types of its
+results, `check` its own rules, `run` its meaning on NumPy, `form` its text (see `core/text.py`).
+Ops and values compare by identity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from enum import Enum
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from rung.core.expr import is_size
+from rung.core.types import DTYPES, Type
+
+if TYPE_CHECKING:
+    from rung.core.interp import Interp
+    from rung.core.parse import Parser
+
+
+class Effect(Enum):
+    """What an op does besides computing its results. Only pure ops are merged, moved or deleted."""
+
+    PURE = "pure"
+    RNG = "rng"
+    MUTATES = "mutates"
+    RAISES = "raises"
+    ORDERED = "ordered"
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """One SSA value. `role` says where a program's parameter lives (see `program.ir`)."""
+
+    name: str
+    type: Type
+    role: str = ""
+
+    def __repr__(self) -> str:
+        return f"<{self.name}: {self.type}>"
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """A straight line of ops; `args` are the values that its owner binds on entry."""
+
+    args: tuple[Value, ...]
+    ops: tuple[Op, ...]
+
+    @property
+    def last(self) -> Op:
+        return self.ops[-1]
+
+
+O = TypeVar("O", bound="Op")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Op:
+    """Base of all ops. Subclasses are `@dataclass(frozen=True, eq=False)` with positional fields."""
+
+    results: tuple[Value, ...] = field(default=())
+
+    keyword: ClassVar[str] = ""
+    form: ClassVar[str] = ""
+    inline: ClassVar[str] = "never"  # printed inside its user: never | single (use) | always
+    effect: ClassVar[Effect] = Effect.PURE
+
+    @property
+    def result(self) -> Value:
+        (value,) = self.results
+        return value
+
+    def infer(self) -> tuple[Type, ...]:
+        """Types of the results, from the fields alone."""
+        return ()
+
+    def check(self) -> None:
+        """Raise `VerifyError` when a rule of this op is broken; types are checked before."""
+
+    def run(self, interp: Interp, *operands: Any) -> Any:
+        """The op's meaning: operands as NumPy arrays to result(s)."""
+        raise NotImplementedError(type(self).__name__)
+
+    def operands(self) -> tuple[Value, ...]:
+        """Values that the op itself reads, in field order; nested blocks not included."""
+        return tuple(_values(self))
+
+    def blocks(self) -> tuple[Block, ...]:
+        return tuple(x for _, x in attributes(self) if isinstance(x, Block))
+
+    def map(self: O, values: Mapping[Value, Value],
+            block: Callable[[Block], Block] | None = None) -> O:
+        """This op with operands (and blocks) replaced; the same object when nothing changes."""
+        changes = {}
+        for name, old in attributes(self):
+            new = block(old) if isinstance(old, Block) and block else _substitute(old, values)
+            if new is not old:
+                changes[name] = new
+        return replace(self, **changes) if changes else self
+
+
+@dataclass(frozen=True, eq=False)
+class Func:
+    """A program or kernel: `kind name(params) -> outs` and a body. `outs` are result buffers.
+
+    `attrs` holds what a rung adds to its functions (axes, a mapping), as text-able frozen values.
+    """
+
+    kind: str
+    name: str
+    params: tuple[Value, ...]
+    outs: tuple[Value, ...]
+    body: Block
+    attrs: tuple[tuple[str, Any], ...] = ()
+
+    def attr(self, name: str, default: Any = None) -> Any:
+        return dict(self.attrs).get(name, default)
+
+    def with_attr(self, name: str, value: Any) -> Func:
+        rest = tuple((n, v) for n, v in self.attrs if n != name)
+        return replace(self, attrs=rest if value is None else (*rest, (name, value)))
+
+    def with_ops(self, ops: Sequence[Op]) -> Func:
+        return replace(self, body=Block(self.body.args, tuple(ops)))
+
+    def __str__(self) -> str:
+        from rung.core.text import print_func
+
+        return print_func(self)
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The ops that one kind of function may contain.
+
+    `attrs` has what reads the value of each attribute line; `finish` adds what text leaves out.
+    """
+
+    kind: str
+    ops: tuple[type[Op], ...]
+    attrs: tuple[tuple[str, Callable[[Parser], Any]], ...] = ()
+    finish: Callable[[Func], Func] = lambda func: func
+
+    def keyword(self, word: str) -> type[Op] | None:
+        """The op whose form starts with `word`."""
+        return next((c for c in self.ops if c.keyword == word and c.form), None)
+
+    def of(self, base: type[Op]) -> type[Any] | None:
+        """This rung's version of an op that several rungs share."""
+        return next((c for c in self.ops if issubclass(c, base)), None)
+
+
+_FIELDS: dict[type, tuple[str, ...]] = {}
+
+
+def attributes(op: Op) -> Iterator[tuple[str, Any]]:
+    """(name, value) of every declared field of `op`, results apart."""
+    names = _FIELDS.get(type(op))
+    if names is None:
+        names = tuple(f.name for f in fields(op) if f.name != "results")
+        _FIELDS[type(op)] = names
+    for name in names:
+        yield name, getattr(op, name)
+
+
+def _values(op: Op) -> Iterator[Value]:
+    for _, x in attributes(op):
+        yield from _leaves(x)
+
+
+def _leaves(x: Any) -> Iterator[Value]:
+    if isinstance(x, Value):
+        yield x
+    elif isinstance(x, tuple):
+        for y in x:
+            yield from _leaves(y)
+
+
+def _substitute(x: Any, values: Mapping[Value, Value]) -> Any:
+    if isinstance(x, Value):
+        return values.get(x, x)
+    if isinstance(x, tuple) and x:
+        new = tuple(_substitute(y, values) for y in x)
+        return new if any(a is not b for a, b in zip(new, x, strict=True)) else x
+    return x
+
+
+def walk(block: Block) -> Iterator[Op]:
+    """Every op of a block and of the blocks inside it, in text order."""
+    for op in block.ops:
+        yield op
+        for inner in op.blocks():
+            yield from walk(inner)
+
+
+def uses(block: Block) -> dict[Value, list[Op]]:
+    """For each value read anywhere in `block`, the ops that read it (once per occurrence)."""
+    table: dict[Value, list[Op]] = {}
+    for op in walk(block):
+        for value in op.operands():
+            table.setdefault(value, []).append(op)
+    return table
+
+
+RESERVED = frozenset({
+    "alloc", "apply", "axes", "barrier", "call", "check", "combine", "composite", "concat",
+    "contract", "else", "fold", "for", "full", "gather", "if", "index", "inf", "iota", "kernel",
+    "lane", "nan", "false", "None", "reduce", "return", "scatter", "true", "unroll", "write",
+    "yield", *DTYPES})
+"""Words of the dumps that can name no value, axis or loop variable."""
+
+
+class Names:
+    """Hands out names that are unique in a function and not reserved."""
+
+    def __init__(self, taken: Sequence[str] = ()):
+        self._next: dict[str, int] = {}
+        self._taken = {*taken, *RESERVED}
+
+    def __call__(self, hint: str) -> str:
+        if hint not in self._taken and not is_size(hint):
+            self._taken.add(hint)
+            return hint
+        stem = hint.rstrip("0123456789") or "v"
+        number = self._next.get(stem, 1)
+        while f"{stem}{number}" in self._taken or is_size(f"{stem}{number}"):
+            number += 1
+        self._next[stem] = number + 1
+        self._taken.add(f"{stem}{number}")
+        return f"{stem}{number}"
+
+
+class Builder:
+    """Appends ops to a block, inferring result types and choosing unique names."""
+
+    def __init__(self, names: Names | None = None):
+        self.names = names or Names()
+        self.ops: list[Op] = []
+
+    def add(self, op: Op, *hints: str) -> tuple[Value, ...]:
+        """Append `op` with fresh results named after `hints` (default: its keyword)."""
+        hints = hints or (op.keyword or "v",)
+        results = tuple(Value(self.names(hints[min(i, len(hints) - 1)]), t)
+                        for i, t in enumerate(op.infer()))
+        self.ops.append(replace(op, results=results))
+        return results
+
+    def one(self, op: Op, hint: str = "") -> Value:
+        """Append an op of one result and return that result."""
+        (value,) = self.add(op, *([hint] if hint else []))
+        return value
+
+    def block(self, args: Sequence[Value] = ()) -> Block:
+        return Block(tuple(args), tuple(self.ops))
+
+    def inner(self) -> Builder:
+        """A builder for a nested block, sharing this one's names."""
+        return Builder(self.names)
+
+
+def names_of(func: Func) -> Names:
+    """All names in use in `func`: parameters, results, block arguments, loop variables."""
+    taken = [v.name for v in (*func.params, *func.outs)]
+    for op in walk(func.body):
+        taken += [v.name for v in op.results]
+        taken += [v.name for b in op.blocks() for v in b.args]
+        if isinstance(var := getattr(op, "var", None), str):
+            taken.append(var)
+    return Names(taken)

@@ -1,0 +1,94 @@
+"""Rewriting: apply a rule to every op, substitute values, drop dead ops, merge equal ones.
+
+All functions are pure, keep ops and values that do not change (the same objects), and carry the
+origins of what they replace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from rung.core import origins
+from rung.core.op import Block, Builder, Effect, Func, Op, Value, attributes, names_of, walk
+
+# A rule appends ops to the builder and returns the values for the op's results, or None to decline.
+Rule = Callable[[Op, Builder], Sequence[Value] | None]
+
+
+def rewrite(func: Func, rule: Rule) -> Func:
+    """`func` with `rule` tried once on each op, in order, operands already substituted."""
+    builder = Builder(names_of(func))
+    values: dict[Value, Value] = {}
+    return func.with_ops(_rewrite(func.body, rule, builder, values).ops)
+
+
+def _rewrite(block: Block, rule: Rule, builder: Builder, values: dict[Value, Value]) -> Block:
+    for old in block.ops:
+        op = old.map(values, lambda b: _rewrite(b, rule, builder.inner(), values))
+        mark = len(builder.ops)
+        new = rule(op, builder)
+        if new is None:
+            builder.ops.append(op)
+            continue
+        made = [r for made in builder.ops[mark:] for r in made.results]
+        origins.derive(made, old.results)
+        values.update(zip(old.results, new, strict=True))
+    if len(builder.ops) == len(block.ops) and all(
+            a is b for a, b in zip(builder.ops, block.ops, strict=True)):
+        return block
+    return Block(block.args, tuple(builder.ops))
+
+
+def substitute(ops: Sequence[Op], values: Mapping[Value, Value]) -> list[Op]:
+    """Ops with operands replaced, in nested blocks too."""
+    def inner(block: Block) -> Block:
+        return Block(block.args, tuple(substitute(block.ops, values)))
+
+    return [op.map(values, inner) for op in ops]
+
+
+def dead_code(func: Func) -> Func:
+    """Without pure ops whose results nobody reads."""
+    live: set[Value] = set()
+    kept: list[Op] = []
+    for op in reversed(func.body.ops):
+        if op.effect is Effect.PURE and not any(r in live for r in op.results):
+            continue
+        kept.append(op)
+        live.update(op.operands())
+        for block in op.blocks():
+            live.update(v for inner in walk(block) for v in inner.operands())
+    return func if len(kept) == len(func.body.ops) else func.with_ops(kept[::-1])
+
+
+def merge_equal(func: Func) -> Func:
+    """Common subexpressions: pure ops of equal class, operands and attributes become one."""
+    seen: dict[Any, Op] = {}
+    values: dict[Value, Value] = {}
+    kept: list[Op] = []
+    for old in func.body.ops:
+        op = old.map(values)
+        key = (type(op), tuple(_key(x) for _, x in attributes(op)))
+        if op.effect is not Effect.PURE or op.blocks():
+            kept.append(op)
+        elif key in seen:
+            values.update(zip(old.results, seen[key].results, strict=True))
+            origins.derive(seen[key].results, old.results)
+        else:
+            seen[key] = op
+            kept.append(op)
+    return func if len(kept) == len(func.body.ops) else func.with_ops(kept)
+
+
+def _key(x: Any) -> Any:
+    """A hashable stand-in that tells 1, 1.0, True, 0.0 and -0.0 apart."""
+    if isinstance(x, tuple):
+        return tuple(_key(y) for y in x)
+    return (type(x), repr(x)) if isinstance(x, int | float) else x
+
+
+def renamed(value: Value, name: str) -> Value:
+    """A value of the same type under another name."""
+    return replace(value, name=name)

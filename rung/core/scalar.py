@@ -1,0 +1,257 @@
+"""The scalar functions that every rung shares: type rules, NumPy meanings, monoids and casts.
+
+`SCALARS["add"].result((F32, F32))` is `f32`; `.numpy(a, b)` is what the interpreter computes and
+what each target's code is tested against. The meanings follow torch eager: NaN, inf and -0.0
+propagate as there, integers wrap, and nothing warns. bf16 and f16 are storage types: they are cast
+to f32 before arithmetic, and bf16 arrays are float32 arrays of rounded values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any
+
+import numpy as np
+
+from rung.core.types import BF16, BOOL, DTYPES, F16, F32, F64, I64, DType
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Meaning = Callable[..., Array]
+TypeRule = Callable[[tuple[DType, ...]], DType]
+
+
+@dataclass(frozen=True)
+class ScalarFn:
+    """A scalar function. `infix` is its symbol and precedence (higher binds tighter) in dumps.
+
+    `associative` is meant up to float rounding; `cost` is in rough machine operations per element.
+    """
+
+    name: str
+    arity: int
+    result: TypeRule
+    numpy: Meaning
+    infix: tuple[str, int] | None = None
+    commutative: bool = False
+    associative: bool = False
+    cost: float = 1.0
+
+
+# --- type rules: operand types -> result type, ValueError when the function is not defined --------
+
+def _is_real(dtype: DType) -> bool:
+    return dtype in (F64, F32)
+
+
+def _is_number(dtype: DType) -> bool:
+    return _is_real(dtype) or dtype.kind in "iu"
+
+
+def _rule(name: str, arity: int, accepts: Callable[[DType], bool], wanted: str,
+          result: DType | None = None) -> TypeRule:
+    """All operands have one type that `accepts` takes; the result is `result` or that type."""
+    def rule(dtypes: tuple[DType, ...]) -> DType:
+        _check_arity(name, arity, dtypes)
+        for dtype in dtypes:
+            if not accepts(dtype):
+                hint = "; cast it to f32 first" if dtype in (BF16, F16) else ""
+                raise ValueError(f"{name} takes {wanted}, not {dtype}{hint}")
+        _check_equal(name, dtypes)
+        return result or dtypes[-1]
+    return rule
+
+
+def _where_rule(dtypes: tuple[DType, ...]) -> DType:
+    _check_arity("where", 3, dtypes)
+    if dtypes[0] is not BOOL:
+        raise ValueError(f"where takes a bool condition, not {dtypes[0]}")
+    _check_equal("where", dtypes[1:])
+    return dtypes[1]
+
+
+def _check_arity(name: str, arity: int, dtypes: tuple[DType, ...]) -> None:
+    if len(dtypes) != arity:
+        raise ValueError(f"{name} takes {arity} operands, not {len(dtypes)}")
+
+
+def _check_equal(name: str, dtypes: tuple[DType, ...]) -> None:
+    if len(set(dtypes)) > 1:
+        raise ValueError(f"{name} takes operands of one type, not {', '.join(map(str, dtypes))}")
+
+
+# --- meanings -------------------------------------------------------------------------------------
+
+def _quiet(meaning: Meaning) -> Meaning:
+    """Without floating-point warnings, and an array even where NumPy would give a scalar."""
+    @wraps(meaning)
+    def quiet(*args: Array) -> Array:
+        with np.errstate(all="ignore"):
+            return np.asarray(meaning(*args))
+    return quiet
+
+
+def _wide(meaning: Meaning) -> Meaning:
+    """Computed in float64 and rounded once, so that float32 results are (nearly) correctly so."""
+    def wide(*args: Array) -> Array:
+        return np.asarray(meaning(*(np.asarray(a, np.float64) for a in args))).astype(
+            np.asarray(args[0]).dtype)
+    return wide
+
+
+def _fma(a: Array, b: Array, c: Array) -> Array:
+    return _wide(lambda a, b, c: a * b + c)(a, b, c) if a.dtype == np.float32 else a * b + c
+
+
+def _erf(x: Array) -> Array:
+    return np.vectorize(math.erf, otypes=[np.float64])(x) if x.size else x
+
+
+def _relu(x: Array) -> Array:
+    return np.where(x < 0, np.zeros_like(x), x)  # a NaN is not < 0 and stays
+
+
+def _sigmoid(x: Array) -> Array:
+    return np.asarray(1 / (1 + np.exp(-x)))
+
+
+def _arithmetic(name: str, meaning: Meaning, arity: int = 2, infix: tuple[str, int] | None = None,
+                laws: str = "", cost: float = 1.0) -> ScalarFn:
+    return _make(name, meaning, _rule(name, arity, _is_number, "f64, f32 or integers"),
+                 arity, infix, laws, cost)
+
+
+def _real(name: str, meaning: Meaning, cost: float, arity: int = 1,
+          infix: tuple[str, int] | None = None) -> ScalarFn:
+    return _make(name, meaning, _rule(name, arity, _is_real, "f64 or f32"), arity, infix, "", cost)
+
+
+def _compare(name: str, meaning: Meaning, symbol: str, bools: bool = False) -> ScalarFn:
+    def accepts(dtype: DType) -> bool:
+        return _is_number(dtype) or (bools and dtype == BOOL)
+    wanted = "f64, f32, integers" + (" or bool" if bools else "")
+    return _make(name, meaning, _rule(name, 2, accepts, wanted, BOOL), 2, (symbol, 5),
+                 "c" if bools else "", 1.0)
+
+
+def _logic(name: str, meaning: Meaning, arity: int = 2, infix: tuple[str, int] | None = None,
+           laws: str = "") -> ScalarFn:
+    return _make(name, meaning, _rule(name, arity, lambda d: d == BOOL, "bool"), arity, infix,
+                 laws, 1.0)
+
+
+def _make(name: str, meaning: Meaning, rule: TypeRule, arity: int,
+          infix: tuple[str, int] | None, laws: str, cost: float) -> ScalarFn:
+    return ScalarFn(name, arity, rule, _quiet(meaning), infix, "c" in laws, "a" in laws, cost)
+
+
+# `laws`: c(ommutative), a(ssociative). Costs are operations of an AVX-512 implementation.
+SCALARS: dict[str, ScalarFn] = {fn.name: fn for fn in (
+    _arithmetic("add", np.add, infix=("+", 10), laws="ca"),
+    _arithmetic("sub", np.subtract, infix=("-", 10)),
+    _arithmetic("mul", np.multiply, infix=("*", 20), laws="ca"),
+    _arithmetic("neg", np.negative, arity=1),
+    _arithmetic("abs", np.abs, arity=1),
+    _arithmetic("min", np.minimum, laws="ca", cost=2),
+    _arithmetic("max", np.maximum, laws="ca", cost=2),
+    _arithmetic("relu", _relu, arity=1),
+    _arithmetic("fma", _fma, arity=3),
+    _real("div", np.divide, 8, arity=2, infix=("/", 20)),
+    _real("sqrt", np.sqrt, 10),
+    _real("rsqrt", _wide(lambda x: 1 / np.sqrt(x)), 18),
+    _real("reciprocal", np.reciprocal, 8),
+    _real("exp", _wide(np.exp), 13),
+    _real("exp2", _wide(np.exp2), 13),
+    _real("log", _wide(np.log), 28),
+    _real("sigmoid", _wide(_sigmoid), 24),
+    _real("silu", _wide(lambda x: x * _sigmoid(x)), 24),
+    _real("tanh", _wide(np.tanh), 34),
+    _real("erf", _wide(_erf), 34),
+    _real("floor", np.floor, 1),
+    _real("ceil", np.ceil, 1),
+    _real("trunc", np.trunc, 1),
+    _real("round", np.rint, 1),  # half to even
+    _compare("eq", np.equal, "==", bools=True),
+    _compare("ne", np.not_equal, "!=", bools=True),
+    _compare("lt", np.less, "<"),
+    _compare("le", np.less_equal, "<="),
+    _compare("gt", np.greater, ">"),
+    _compare("ge", np.greater_equal, ">="),
+    _logic("and", np.logical_and, infix=("&", 4), laws="ca"),
+    _logic("or", np.logical_or, infix=("|", 3), laws="ca"),
+    _logic("not", np.logical_not, arity=1),
+    _make("where", np.where, _where_rule, 3, None, "", 1.0),
+)}
+
+
+# --- conversions ----------------------------------------------------------------------------------
+
+def round_bf16(x: Array) -> Array:
+    """float32 -> the nearest bf16 values (ties to even), held in float32."""
+    x = np.asarray(x, np.float32)
+    bits = x.view(np.uint32)
+    with np.errstate(over="ignore"):  # only the bits of a NaN overflow
+        rounded = (bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
+    return np.where(np.isnan(x), np.float32(np.nan), rounded.view(np.float32))
+
+
+def cast(x: Array, src: DType, dst: DType) -> Array:
+    """`x.to(dst)` of torch; floats outside an integer type's range give unspecified values.
+
+    Half-width floats are reached through f32 (so f64 is rounded twice), integers narrower than 32
+    bits through i32.
+    """
+    x = np.asarray(x)
+    if src == dst:
+        return x
+    if dst == BOOL:
+        return np.asarray(x != 0)
+    with np.errstate(all="ignore"):
+        if dst in (BF16, F16):
+            single = x.astype(np.float32)
+            return round_bf16(single) if dst == BF16 else single.astype(np.float16)
+        if src.is_float and dst.kind in "iu" and dst != I64:
+            x = x.astype(np.int32)
+        return x.astype(dst.numpy)
+
+
+# --- monoids of folds -----------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class Monoid:
+    """An associative function with an identity, by which folds and reductions combine."""
+
+    name: str
+    combine: str
+    ufunc: np.ufunc
+
+    def identity(self, dtype: DType) -> float | int | bool:
+        """The value x with combine(x, y) = y for all y of `dtype`."""
+        if dtype == BOOL and self.name not in ("and", "or"):
+            raise ValueError(f"{self.name} has no identity in bool")
+        if self.name in ("min", "max"):
+            return _extreme(dtype, low=self.name == "max")
+        value = self.name in ("mul", "and")
+        return value if dtype == BOOL else float(value) if dtype.is_float else int(value)
+
+    def reduce(self, array: Array, axes: tuple[int, ...]) -> Array:
+        """Reduce over `axes`, accumulating in the array's own type; NaN propagates."""
+        with np.errstate(all="ignore"):
+            return np.asarray(self.ufunc.reduce(array, axis=axes, dtype=array.dtype,
+                                                initial=self.identity(_OF_NUMPY[array.dtype])))
+
+
+def _extreme(dtype: DType, low: bool) -> float | int:
+    if dtype.is_float:
+        return -math.inf if low else math.inf
+    info = np.iinfo(dtype.numpy)
+    return int(info.min if low else info.max)
+
+
+_OF_NUMPY = {d.numpy: d for d in DTYPES.values() if d != BF16}  # F32 for float32
+MONOIDS: dict[str, Monoid] = {m.name: m for m in (
+    Monoid("add", "add", np.add), Monoid("mul", "mul", np.multiply),
+    Monoid("max", "max", np.maximum), Monoid("min", "min", np.minimum),
+    Monoid("and", "and", np.logical_and), Monoid("or", "or", np.logical_or))}

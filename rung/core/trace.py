@@ -1,0 +1,50 @@
+"""What the passes did and why: a no-op until somebody listens.
+
+`with listen() as events:` collects, in order, `Event`s: a pass ran, a rule fired, a candidate was
+declined with a reason, alternatives were priced. `rung explain` and `RUNG_DEBUG` read them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Event:
+    """`kind` is ran | fired | declined | priced; `subject` names an op, a kernel or a pair."""
+
+    kind: str
+    place: str
+    subject: str
+    detail: str = ""
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+_listener: ContextVar[list[Event] | None] = ContextVar("rung_trace", default=None)
+
+
+def active() -> bool:
+    """Whether building a costly detail text is worth it."""
+    return _listener.get() is not None
+
+
+def emit(kind: str, place: str, subject: str, detail: str = "", **data: Any) -> None:
+    """Record one event; costs a dictionary lookup when nobody listens."""
+    events = _listener.get()
+    if events is not None:
+        events.append(Event(kind, place, subject, detail, data))
+
+
+@contextmanager
+def listen() -> Iterator[list[Event]]:
+    """Collect the events of the enclosed code (of this thread)."""
+    events: list[Event] = []
+    token = _listener.set(events)
+    try:
+        yield events
+    finally:
+        _listener.reset(token)

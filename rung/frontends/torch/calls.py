@@ -1,0 +1,73 @@
+"""Running the calls of a program through torch, and binding their arguments to a schema."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+import torch
+
+from rung.core.expr import Expr
+from rung.core.op import Value
+from rung.core.types import DType
+from rung.frontends.torch.importer import TORCH_DTYPES
+from rung.program.ir import Call, Composite
+
+DTYPES = {ours: theirs for theirs, ours in TORCH_DTYPES.items()}
+
+
+@cache
+def overload(target: str) -> torch._ops.OpOverload:
+    """The operator of a call's target, `aten.add.Tensor`; AttributeError if there is none."""
+    namespace, name, variant = target.split(".")
+    found: torch._ops.OpOverload = getattr(getattr(getattr(torch.ops, namespace), name), variant)
+    return found
+
+
+@cache
+def schema_of(target: str) -> str:
+    """The schema of an operator of this torch, or "" where it has no such operator."""
+    try:
+        return str(overload(target)._schema)
+    except (AttributeError, ValueError):
+        return ""
+
+
+def bind(call: Call) -> tuple[Any, ...]:
+    """A call's arguments in the order of its schema, defaults filled in."""
+    given = [a for name, a in call.args if not name]
+    named = {name: a for name, a in call.args if name}
+    rest = overload(call.target)._schema.arguments[len(given):]
+    return (*given, *(named.get(a.name, a.default_value) for a in rest))
+
+
+def run_call(call: Call | Composite, values: Mapping[Value, torch.Tensor | int],
+             sizes: Mapping[str, int]) -> list[Any]:
+    """The results of a call, flattened, without those that are None."""
+    def real(x: Any) -> Any:
+        return to_torch(x, values.__getitem__, sizes)
+
+    out = overload(call.target)(*(real(a) for name, a in call.args if not name),
+                                **{name: real(a) for name, a in call.args if name})
+    return [leaf for leaf in torch.utils._pytree.tree_leaves(out) if leaf is not None]
+
+
+def to_torch(x: Any, value: Callable[[Value], Any], sizes: Mapping[str, int]) -> Any:
+    """An argument of a call as torch takes it; `sizes` gives the numbers of size symbols."""
+    match x:
+        case Value():
+            return value(x)
+        case tuple():
+            return [to_torch(y, value, sizes) for y in x]
+        case Expr():
+            return int(x.evaluate(sizes))
+        case DType():
+            return DTYPES[x]
+        case str():
+            kind, _, name = x.partition(":")
+            if kind == "device":
+                return torch.device(name)
+            if kind in ("layout", "memory_format") or x.startswith("torch."):
+                return getattr(torch, (name or x).removeprefix("torch."))
+    return x

@@ -1,0 +1,64 @@
+"""Everything private that Rung takes from torch, in one place; torch 2.11 to 2.14.
+
+Nothing here may import `torch._inductor`, which is slow to load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._decomp import get_decompositions
+from torch._functorch.aot_autograd import aot_module_simplified
+from torch._guards import TracingContext
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+Boxed = Callable[[list[Any]], Sequence[Any]]
+
+__all__ = ["Boxed", "Compiler", "boxed", "compile_graphs", "is_signed", "size_expr",
+           "static_inputs", "unset_fake_temporarily"]
+
+
+def compile_graphs(gm: fx.GraphModule, example_inputs: Sequence[Any], forward: Compiler,
+                   inference: Compiler, decompose: Sequence[Any]) -> Callable[..., Any]:
+    """AOTAutograd around `forward` (also for backward graphs) and `inference`."""
+    def backward(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        # Autograd calls both the compiler and its product, at a time Dynamo may be tracing.
+        quiet = torch._dynamo.disable(forward, reason="Rung's compiler is not traced")
+        product: Callable[..., Any] = torch._dynamo.disable(
+            quiet(graph, inputs), reason="compiled by Rung")
+        return product
+
+    compiled = aot_module_simplified(  # type: ignore[no-untyped-call,unused-ignore]
+        gm, example_inputs, fw_compiler=forward, bw_compiler=backward,
+        inference_compiler=inference, decompositions=get_decompositions(decompose),
+        keep_inference_input_mutations=True)
+    wrapped: Callable[..., Any] = torch._dynamo.disable(compiled, reason="compiled by Rung")
+    return wrapped
+
+
+def boxed(run: Callable[[list[Any]], Sequence[Any]]) -> Boxed:
+    """`run` marked as a function of one list of arguments, which it empties."""
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+def static_inputs() -> frozenset[int]:
+    """Positions of the parameters and buffers among the graph's inputs, while it is compiled."""
+    context = TracingContext.try_get()
+    meta = context.fw_metadata if context else None
+    return frozenset(meta.static_input_indices or ()) if meta else frozenset()
+
+
+def size_expr(size: torch.SymInt) -> Any:
+    """The sympy expression of a symbolic size; reading it installs no guard."""
+    return size.node.expr
+
+
+def is_signed(size: torch.SymInt) -> bool:
+    """Whether a symbol in `size` may be negative, as an integer argument of the user may."""
+    ranges = size.node.shape_env.var_to_range
+    return any(s in ranges and bool(ranges[s].lower < 0) for s in size_expr(size).free_symbols)

@@ -1,0 +1,207 @@
+"""What the entries of the table build with: the ops of one call, conversions put where torch has them.
+
+Arithmetic on bf16 happens in f32: operands are upcast, the result is rounded by an implicit cast.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import numpy as np
+import torch
+
+from rung.core.errors import Unsupported
+from rung.core.expr import Expr, sym
+from rung.core.op import Builder, Op, Value
+from rung.core.ops import Cast, Const, IndexValue, Map
+from rung.core.scalar import cast
+from rung.core.types import (
+    BF16,
+    BOOL,
+    F32,
+    F64,
+    I32,
+    I64,
+    DType,
+    TensorType,
+    Type,
+    dtype_of,
+)
+from rung.frontends.torch import shapes
+from rung.frontends.torch.calls import DTYPES
+from rung.frontends.torch.importer import TORCH_DTYPES
+from rung.tensor.ir import Index, Reduce, axis_names, shape_of
+
+LOWERED = (F64, F32, BF16, I64, I32, BOOL)
+Number = bool | int | float
+Operand = Value | Number | Expr
+
+
+def compute_dtype(dtype: DType) -> DType:
+    """The type that torch computes in for values of `dtype`."""
+    return F32 if dtype is BF16 else dtype
+
+
+def dimension(dim: int, rank: int) -> int:
+    """A dimension counted from the start; scalars count as of rank 1."""
+    return dim + max(rank, 1) if dim < 0 else dim
+
+
+class Emit:
+    """Appends the ops of one call, whose results have `types`."""
+
+    def __init__(self, builder: Builder, types: tuple[Type, ...]):
+        self.builder = builder
+        self.types = types
+
+    def result(self, n: int = 0) -> TensorType:
+        kind = self.types[n]
+        if not isinstance(kind, TensorType):
+            raise Unsupported(f"a result of type {kind}")
+        return kind
+
+    @property
+    def dtype(self) -> DType:
+        return self.result().dtype
+
+    @property
+    def shape(self) -> tuple[Expr, ...]:
+        return self.result().shape
+
+    def op(self, op: Op) -> Value:
+        return self.builder.one(op, "t")
+
+    # ---- elementwise
+    def map(self, fn: str, *args: Operand) -> Value:
+        """A scalar function; numbers take the type of the first operand that is a value."""
+        dtype = next(dtype_of(a.type) for a in args if isinstance(a, Value))
+        return self.op(Map(fn, tuple(self.value(a, dtype) for a in args)))
+
+    def value(self, x: Operand, dtype: DType) -> Value:
+        """`x` converted to `dtype`."""
+        if isinstance(x, Expr):
+            x = self.op(IndexValue(x)) if x.const_value is None else x.const_value
+        if isinstance(x, Value):
+            return x if dtype_of(x.type) == dtype else self.op(Cast(x, dtype))
+        return self.op(Const(_number(x, dtype), dtype))
+
+    def operand(self, x: Operand, dtype: DType, exact: bool = False) -> Value:
+        """`x` as torch reads an operand of an op on `dtype`: in that type, then upcast.
+
+        `exact`: a scalar goes to the computing type at once, as in torch's arithmetic kernels.
+        """
+        wide = compute_dtype(dtype)
+        if isinstance(x, Value) and dtype_of(x.type) == dtype:
+            return self.value(x, wide)
+        scalar = not isinstance(x, Value) or not shape_of(x)
+        if dtype is wide or (exact and scalar):
+            return self.value(x, wide)
+        if isinstance(x, bool | int | float):
+            return self.value(float(cast(np.asarray(float(x)), F64, dtype)), wide)
+        return self.value(self.rounded(self.value(x, wide), dtype), wide)
+
+    def rounded(self, x: Value, dtype: DType) -> Value:
+        return self.op(Cast(x, dtype, implicit=True)) if dtype_of(x.type) != dtype else x
+
+    def finish(self, x: Value, n: int = 0) -> Value:
+        """`x` as result `n`: expanded and rounded."""
+        want = self.result(n)
+        if dtype_of(x.type) != want.dtype:
+            if want.dtype is not BF16 or dtype_of(x.type) is not F32:
+                raise Unsupported(f"a result {want.dtype} computed as {dtype_of(x.type)}")
+            x = self.rounded(x, want.dtype)
+        return self.expand(x, want.shape)
+
+    # ---- index maps
+    def index(self, x: Value, shape: Sequence[Expr], subs: Sequence[Expr],
+              mask: Sequence[Expr] = (), fill: Number = 0) -> Value:
+        """`index`, over axes named as by `axis_names`; `x` itself where nothing moves."""
+        axes = axis_names(len(shape))
+        same = tuple(shape) == shape_of(x) and tuple(subs) == tuple(map(sym, axes))
+        if same and not mask and isinstance(x.type, TensorType):
+            return x
+        return self.op(Index(x, axes, tuple(shape), tuple(subs), tuple(mask), fill))
+
+    def remap(self, x: Value, shape: Sequence[Expr],
+              subs: Callable[[tuple[Expr, ...]], Sequence[Expr]]) -> Value:
+        """`index` with subscripts as a function of the axes."""
+        return self.index(x, shape, subs(tuple(map(sym, axis_names(len(shape))))))
+
+    def reshape(self, x: Value, shape: Sequence[Expr]) -> Value:
+        return self.index(x, shape, shapes.reshape(shape_of(x), axis_names(len(shape)), shape))
+
+    def expand(self, x: Value, shape: Sequence[Expr]) -> Value:
+        """Broadcast to `shape`."""
+        return self.index(x, shape, shapes.broadcast(shape_of(x), axis_names(len(shape)), shape))
+
+    def expanded(self, shape: Sequence[Expr], *values: Value) -> list[Value]:
+        """Tensors broadcast to `shape`; constants stay scalars."""
+        return [self.expand(v, shape) if isinstance(v.type, TensorType) else v for v in values]
+
+    # ---- reductions
+    def axes(self, x: Value, dim: int | Sequence[int] | None) -> tuple[int, ...]:
+        """The dimensions that a reduction's `dim` means: none given, all of them."""
+        rank = len(shape_of(x))
+        dims = (dim,) if isinstance(dim, int) else tuple(dim or ())
+        return tuple(sorted(dimension(d, rank) for d in dims if rank)) or tuple(range(rank))
+
+    def reduce(self, monoid: str, x: Value, axes: Sequence[int], keep: bool = False) -> Value:
+        """A reduction in the type of `x`; `keep` leaves the axes with size 1."""
+        full = shape_of(x)
+        if axes:
+            x = self.op(Reduce(monoid, x, tuple(axes), dtype_of(x.type)))
+        shape = [Expr.of(1) if n in axes else s for n, s in enumerate(full)]
+        return self.reshape(x, shape) if keep else x
+
+    def mean(self, x: Value, axes: Sequence[int], keep: bool = False, less: Number = 0) -> Value:
+        """Sum over `axes` divided by the number of its terms, or by `less` fewer."""
+        count = shapes.product([shape_of(x)[n] for n in axes])
+        total = self.reduce("add", x, axes, keep)
+        if count.const_value is not None:
+            terms = max(count.const_value - less, 0)
+            return self.map("div", total, float(terms))
+        known = self.value(count, dtype_of(x.type))
+        return self.map("div", total, self.map("max", self.map("sub", known, less), 0)
+                        if less else known)
+
+
+def _number(x: Number, dtype: DType) -> Number:
+    """A Python number as a literal of `dtype`."""
+    if dtype is BOOL:
+        return bool(x)
+    if dtype.is_float:
+        return float(x)
+    if isinstance(x, float) and not x.is_integer():
+        raise Unsupported(f"{x} as {dtype}")
+    limit = 1 << (dtype.bits - 1)
+    if not -limit <= int(x) < limit:
+        raise Unsupported(f"{x} as {dtype}")
+    return int(x)
+
+
+def promote(*operands: Operand) -> DType:
+    """The type in which torch computes an op on two operands (`torch.result_type`)."""
+    kinds = [(x.type.dtype, not x.type.shape) if isinstance(x, Value) and isinstance(
+        x.type, TensorType) else int if isinstance(x, Expr) else type(x) for x in operands]
+    return _promoted(*kinds)
+
+
+Kind = tuple[DType, bool] | type
+
+
+@cache
+def _promoted(a: Kind, b: Kind) -> DType:
+    def sample(kind: Kind) -> torch.Tensor | Number:
+        if isinstance(kind, type):
+            one: Number = kind(1)
+            return one
+        dtype, scalar = kind
+        return torch.empty((1,) * (not scalar), dtype=DTYPES[dtype], device="meta")
+
+    return TORCH_DTYPES[torch.result_type(sample(a), sample(b))]
+
+
+def finite(x: float) -> bool:
+    return math.isfinite(x)

@@ -1,0 +1,1 @@
+"""Kernel IR: what one thread, core or engine executes."""

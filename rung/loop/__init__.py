@@ -1,0 +1,1 @@
+"""Loop IR: kernels over named axes, without a schedule."""

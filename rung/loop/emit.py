@@ -1,0 +1,199 @@
+"""Building kernels: a builder that never makes the same op twice, and copying ops into it.
+
+In: ops of an existing kernel and what their axes, buffers and values become. Out: new ops, types
+inferred again. `t[i,k]` with i -> 2*j copies to `t[2*j,k]`. Raises Declined where an axis would
+have to become something that an index expression cannot say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rung.core import origins
+from rung.core.errors import RungError
+from rung.core.expr import Expr, Sym, prove_nonneg, sym
+from rung.core.op import Builder, Effect, Func, Names, Op, Value, attributes
+from rung.core.ops import Cast, Const, IndexValue, Map, Sub
+from rung.core.rewrite import _key, dead_code
+from rung.core.types import I64, TensorType, axes_of
+from rung.loop.ir import Axes, Contract, Fold, Load, Store, op_axes
+
+Sizes = Mapping[str, Expr]  # axis -> extent
+
+
+class Declined(RungError):
+    """A rewrite of a kernel is not possible; the message is the reason."""
+
+
+class Emitter(Builder):
+    """A builder over `axes` that returns the first results again for an op that it has seen."""
+
+    def __init__(self, axes: Sizes = {}, taken: Iterable[str] = ()):  # noqa: B006
+        super().__init__(Names([*axes, *taken]))
+        self.axes = dict(axes)
+        self._seen: dict[Any, tuple[Value, ...]] = {}
+
+    def add(self, op: Op, *hints: str) -> tuple[Value, ...]:
+        if op.effect is not Effect.PURE:
+            return super().add(op, *hints)
+        key = (type(op), *(_key(x) for _, x in attributes(op)))
+        if key not in self._seen:
+            self._seen[key] = super().add(op, *(hints or (hint(op),)))
+        return self._seen[key]
+
+    def axis(self, name: str, extent: Expr) -> str:
+        """A new axis, called `name` if that is free."""
+        name = self.names(name)
+        self.axes[name] = extent
+        return name
+
+    @property
+    def bounds(self) -> dict[str, tuple[int | Expr, int | Expr | None]]:
+        return {a: (0, n - 1) for a, n in self.axes.items()}
+
+    def index(self, e: Expr) -> Expr:
+        """`e`, with fewer divisions if the extents allow."""
+        plain = all(isinstance(a, Sym) for _, mono in e.terms for a in mono)
+        return e if plain else e.simplify(self.bounds)
+
+    def unproved(self, mask: Iterable[Expr]) -> tuple[Expr, ...]:
+        """The conditions e >= 0 that the extents do not imply, each once."""
+        bounds = self.bounds
+        found = dict.fromkeys(self.index(e) for e in mask)
+        return tuple(e for e in found if not prove_nonneg(e, bounds))
+
+    def never(self, mask: Iterable[Expr]) -> bool:
+        """Whether some condition e >= 0 fails at every point."""
+        bounds = self.bounds
+        return any(prove_nonneg(-e - 1, bounds) for e in mask)
+
+    def where(self, mask: Sequence[Expr], yes: Value, no: Value) -> Value:
+        """`yes` where every expression of `mask` is >= 0, else `no`."""
+        zero = self.one(Const(0, I64))
+        tests = [self.one(Map("ge", (self.one(IndexValue(e)), zero))) for e in mask]
+        if not tests:
+            return yes
+        both = tests[0]
+        for test in tests[1:]:
+            both = self.one(Map("and", (both, test)))
+        return self.one(Map("where", (both, yes, no)))
+
+    def kernel(self, name: str, params: Iterable[Value], outs: Iterable[Value]) -> Func:
+        """What was built, without dead ops and unused parameters; axes in order of use."""
+        func = Func("kernel", name, tuple(params), tuple(outs), self.block())
+        func = dead_code(func)
+        used = dict.fromkeys(a for op in func.body.ops for a in op_axes(op))
+        return func.with_attr("axes", Axes(tuple((a, self.axes[a]) for a in used)))
+
+
+def hint(op: Op) -> str:
+    """A name for the result of `op`."""
+    match op:
+        case Map():
+            return op.fn
+        case Fold():
+            return "sum" if op.carrier == "add" else op.carrier
+        case Contract():
+            return "mm"
+        case Load():
+            return "t"
+        case _:
+            return "v"
+
+
+@dataclass
+class Copier:
+    """Copies ops into `out`. `axes` says what each old axis becomes (default: itself), `values`
+    what buffers and copied results are; loads read only where `mask` also holds."""
+
+    out: Emitter
+    axes: dict[str, Sub] = field(default_factory=dict)
+    values: dict[Value, Value] = field(default_factory=dict)
+    mask: tuple[Expr, ...] = ()
+
+    def ops(self, ops: Iterable[Op]) -> None:
+        for op in ops:
+            self.op(op)
+
+    def op(self, op: Op) -> tuple[Value, ...]:
+        """Copy one op; its results are then known in `values`."""
+        hints = [r.name for r in op.results]
+        new = self.out.add(replace(self._moved(op), results=()), *hints)
+        self.values.update(zip(op.results, new, strict=True))
+        origins.derive(new, op.results)
+        return new
+
+    def _moved(self, op: Op) -> Op:
+        match op:
+            case Load():
+                mask = self.out.unproved([*map(self.expr, op.mask), *self.mask])
+                return replace(op, buf=self.values[op.buf], subs=self.subs(op.subs), mask=mask)
+            case Store():
+                mask = self.out.unproved([*map(self.expr, op.mask), *self.mask])
+                return Store(self.values[op.buf], self.subs(op.subs), self.values[op.value], mask)
+            case IndexValue():
+                return self._index(op)
+            case Fold() | Contract():
+                new = op.map(self.values)
+                assert isinstance(new, Fold | Contract)
+                axis = self.axis(op.axis)
+                if not any(axis in axes_of(a.type) for a in new.args):
+                    raise Declined(f"nothing folded over {axis} varies over it")
+                return replace(new, axis=axis)
+            case _:
+                return op.map(self.values)
+
+    def axis(self, name: str) -> str:
+        """What a folded axis is called now."""
+        new = self.axes.get(name)
+        if new is None:
+            return name
+        if isinstance(new, Value) or not new.is_symbol():
+            raise Declined(f"the folded axis {name} would become {new}")
+        return str(new)
+
+    def subs(self, subs: Iterable[Sub]) -> tuple[Sub, ...]:
+        return tuple(self.sub(s) for s in subs)
+
+    def sub(self, sub: Sub) -> Sub:
+        if isinstance(sub, Value):
+            return self.values[sub]
+        if sub.is_symbol():
+            return self.axes.get(str(sub), sub)
+        return self.expr(sub)
+
+    def expr(self, e: Expr) -> Expr:
+        """`e` over the new axes; Declined where one of them became a data-dependent value."""
+        new: dict[str, Expr | int] = {}
+        for name in e.symbols() & self.axes.keys():
+            to = self.axes[name]
+            if isinstance(to, Value):
+                raise Declined(f"{name} in {e} would depend on data")
+            new[name] = to
+        return self.out.index(e.subs(new)) if new else e
+
+    def _index(self, op: IndexValue) -> Op:
+        to = self.sub(op.expr)
+        return IndexValue(to) if isinstance(to, Expr) else Cast(to, I64)
+
+
+def rebuilt(func: Func, axes: Mapping[str, Sub], sizes: Sizes | None = None) -> Func:
+    """`func` with axes replaced; `sizes` are the extents of all axes that then exist."""
+    kept = {a: n for a, n in func.attr("axes").extents if a not in axes}
+    buffers = (*func.params, *func.outs)
+    out = Emitter(sizes or kept, [v.name for v in buffers])
+    copier = Copier(out, dict(axes), {v: v for v in buffers})
+    copier.ops(func.body.ops)
+    return out.kernel(func.name, func.params, func.outs)
+
+
+def shape(value: Value) -> tuple[Expr, ...]:
+    """The declared shape of a buffer."""
+    assert isinstance(value.type, TensorType)
+    return value.type.shape
+
+
+def renaming(pairs: Mapping[str, str]) -> dict[str, Sub]:
+    return {old: sym(new) for old, new in pairs.items()}

@@ -1,0 +1,295 @@
+"""Loop IR: a kernel is SSA over named axes; each value's axes are its loop nest.
+
+    kernel softmax(x: f32[512,2048]) -> y: f32[512,2048]
+      m = fold max x[i,j] over j 2048 : f32 over i
+      e = exp(x[i,j] - m) : f32 over i,j
+      s = fold add e over j 2048 : f32 over i
+      y[i,j] = e / s
+
+Loads read a buffer as it was on entry. No op says when or where it runs: that is the mapping.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from rung.core.errors import VerifyError
+from rung.core.expr import Expr, is_size
+from rung.core.interp import Interp, bind_sizes
+from rung.core.op import Builder, Func, Names, Op, Value
+from rung.core.ops import Cast, Const, IndexValue, LoadBase, Map, StoreBase, Sub
+from rung.core.parse import Vocabulary
+from rung.core.scalar import MONOIDS, SCALARS
+from rung.core.types import (
+    DType,
+    TensorType,
+    Type,
+    axes_of,
+    axes_type,
+    dtype_of,
+)
+from rung.loop.carriers import CARRIERS, Carrier
+
+
+@dataclass(frozen=True)
+class Axes:
+    """Extents of a kernel's axes, in order of first use."""
+
+    extents: tuple[tuple[str, Expr], ...]
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {extent}" for name, extent in self.extents)
+
+    def implied(self, func: Func) -> bool:
+        """Whether the ops alone give these extents, so that text can leave them out."""
+        return find_axes(func) == self
+
+
+def parse_axes(text: str) -> Axes:
+    """`i 504, j 512` to Axes."""
+    from rung.core.expr import parse_expr
+
+    pairs = (item.strip().split(None, 1) for item in text.split(","))
+    return Axes(tuple((name, parse_expr(extent)) for name, extent in pairs))
+
+
+@dataclass(frozen=True, eq=False)
+class Load(LoadBase):
+    """One element of a buffer for each point of the axes in its subscripts."""
+
+    def infer(self) -> tuple[Type, ...]:
+        return (axes_type(dtype_of(self.buf.type), free_axes(self.subs, self.mask)),)
+
+    def run(self, interp: Interp, *operands: Any) -> Any:
+        return interp.read(operands[0], self.subs, self.mask, self.fill)
+
+
+@dataclass(frozen=True, eq=False)
+class Store(StoreBase):
+    """Writes one element for each point of the axes in its subscripts."""
+
+    def check(self) -> None:
+        super().check()
+        missing = set(axes_of(self.value.type)) - set(free_axes(self.subs, self.mask))
+        if missing:
+            raise VerifyError(f"the value varies over {', '.join(sorted(missing))}, "
+                              f"the subscripts do not")
+
+    def run(self, interp: Interp, *operands: Any) -> Any:
+        interp.write(operands[0], self.subs, interp.values[self.value], self.mask)
+
+
+@dataclass(frozen=True, eq=False)
+class Fold(Op):
+    """Folds inputs along one axis with a carrier (a monoid, or one of several states)."""
+
+    carrier: str
+    args: tuple[Value, ...]
+    axis: str
+    extent: Expr
+    acc: DType
+    keyword: ClassVar[str] = "fold"
+    form: ClassVar[str] = "fold {carrier} {args} over {axis} {extent} acc {acc}"
+
+    @property
+    def rule(self) -> Carrier:
+        if self.carrier not in CARRIERS:
+            raise VerifyError(f"no carrier is called {self.carrier!r}")
+        return CARRIERS[self.carrier]
+
+    def infer(self) -> tuple[Type, ...]:
+        rule = self.rule
+        if len(self.args) != rule.inputs:
+            raise VerifyError(f"{self.carrier} folds {rule.inputs} inputs, not {len(self.args)}")
+        types = []
+        for reads in rule.reads:
+            axes = dict.fromkeys(a for n in reads for a in axes_of(self.args[n].type))
+            types.append(axes_type(self.acc, tuple(a for a in axes if a != self.axis)))
+        return tuple(types)
+
+    def check(self) -> None:
+        for arg in self.args:
+            if dtype_of(arg.type) != self.acc:
+                raise VerifyError(f"{arg.name} is {arg.type}, the accumulator {self.acc}")
+        if not any(self.axis in axes_of(a.type) for a in self.args):
+            raise VerifyError(f"no input varies over {self.axis}")
+
+    def run(self, interp: Interp, *operands: Any) -> Any:
+        at = interp.position(self.axis)
+        extent = int(interp.index(self.extent))
+        wide = [np.broadcast_to(x, _grown(np.asarray(x), at, extent, len(interp.axes)))
+                for x in operands]
+        if self.carrier in MONOIDS:
+            return _reduced(self.carrier, wide[0], at, self.acc)
+        return self.rule.numpy(wide, at)
+
+
+def _grown(x: np.ndarray, at: int, extent: int, rank: int) -> tuple[int, ...]:
+    shape = list(x.shape) if x.ndim else [1] * rank
+    shape[at] = extent
+    return tuple(shape)
+
+
+def _reduced(name: str, x: np.ndarray, at: int, acc: DType) -> np.ndarray:
+    monoid = MONOIDS[name]
+    if x.shape[at] == 0:
+        shape = [1 if n == at else s for n, s in enumerate(x.shape)]
+        return np.full(shape, monoid.identity(acc), acc.numpy)
+    return np.expand_dims(monoid.reduce(x, (at,)), at)
+
+
+@dataclass(frozen=True, eq=False)
+class Contract(Op):
+    """`fold combine (product a b)` along one axis, kept together so that atoms can match it."""
+
+    combine: str
+    product: str
+    a: Value
+    b: Value
+    axis: str
+    extent: Expr
+    acc: DType
+    keyword: ClassVar[str] = "contract"
+    form: ClassVar[str] = ("contract {combine} {product} {a}, {b} "
+                           "over {axis} {extent} {:} acc {acc}")
+
+    @property
+    def args(self) -> tuple[Value, ...]:
+        return (self.a, self.b)
+
+    def infer(self) -> tuple[Type, ...]:
+        axes = dict.fromkeys((*axes_of(self.a.type), *axes_of(self.b.type)))
+        return (axes_type(self.acc, tuple(a for a in axes if a != self.axis)),)
+
+    def check(self) -> None:
+        if self.combine not in MONOIDS or self.product not in SCALARS:
+            raise VerifyError(f"cannot contract by {self.combine} and {self.product}")
+        for arg in self.args:
+            if dtype_of(arg.type) != self.acc:
+                raise VerifyError(f"{arg.name} is {arg.type}, the accumulator {self.acc}")
+        if not any(self.axis in axes_of(x.type) for x in self.args):
+            raise VerifyError(f"no operand varies over {self.axis}")
+
+    def run(self, interp: Interp, *operands: Any) -> Any:
+        rank, at = len(interp.axes), interp.position(self.axis)
+        a, b = (np.asarray(x).reshape(np.shape(x) or (1,) * rank) for x in operands)
+        if (self.combine, self.product) != ("add", "mul"):
+            wide = SCALARS[self.product].numpy(a, b)
+            return _reduced(self.combine, np.broadcast_to(
+                wide, _grown(wide, at, int(interp.index(self.extent)), rank)), at, self.acc)
+        extent = int(interp.index(self.extent))
+        a = np.broadcast_to(a, _grown(a, at, extent, rank))
+        return np.expand_dims(_einsum(a, b, at), at)
+
+
+def _einsum(a: np.ndarray, b: np.ndarray, at: int) -> np.ndarray:
+    """Sum of products along dimension `at`, leaving size-1 dimensions to broadcasting."""
+    dims = range(a.ndim)
+    keep_a = [d for d in dims if a.shape[d] != 1 or d == at]
+    keep_b = [d for d in dims if b.shape[d] != 1 or (d == at and b.shape[d] == a.shape[d])]
+    out = [d for d in dims if d != at and (d in keep_a or d in keep_b)]
+    a2 = a.reshape([a.shape[d] for d in keep_a])
+    b2 = b.reshape([b.shape[d] for d in keep_b])
+    y = np.einsum(a2, keep_a, b2, keep_b, out, optimize=True)
+    return y.reshape([max(a.shape[d], b.shape[d]) if d in out else 1 for d in dims if d != at])
+
+
+def free_axes(subs: Iterable[Sub], mask: Iterable[Expr] = ()) -> tuple[str, ...]:
+    """The axes that subscripts vary over, in order of appearance."""
+    axes: dict[str, None] = {}
+    for sub in (*subs, *mask):
+        names = axes_of(sub.type) if isinstance(sub, Value) else sorted(sub.symbols())
+        axes.update((n, None) for n in names if not is_size(n))
+    return tuple(axes)
+
+
+def find_axes(func: Func) -> Axes:
+    """Extents read off the folds and the plain subscripts of stores, then of loads."""
+    extents: dict[str, Expr] = {}
+    stores = [op for op in func.body.ops if isinstance(op, Store)]
+    loads = [op for op in func.body.ops if isinstance(op, Load)]
+    for op in func.body.ops:
+        if isinstance(op, Fold | Contract):
+            extents[op.axis] = op.extent
+    for access in (*stores, *loads):
+        assert isinstance(access.buf.type, TensorType)
+        for sub, size in zip(access.subs, access.buf.type.shape, strict=True):
+            if isinstance(sub, Expr) and sub.is_symbol() and not is_size(str(sub)):
+                extents.setdefault(str(sub), size)
+    used = dict.fromkeys(a for op in func.body.ops for a in op_axes(op))
+    return Axes(tuple((a, extents[a]) for a in used if a in extents))
+
+
+def op_axes(op: Op) -> tuple[str, ...]:
+    """The loop nest of an op: its results' axes, what it folds over, what it stores over."""
+    match op:
+        case Store():
+            return free_axes(op.subs, op.mask)
+        case Fold() | Contract():
+            axes = dict.fromkeys(a for x in op.args for a in axes_of(x.type))
+            return tuple(axes)
+        case _:
+            return tuple(dict.fromkeys(a for r in op.results for a in axes_of(r.type)))
+
+
+def extents_of(func: Func) -> dict[str, Expr]:
+    """Axis to extent of a kernel."""
+    axes = func.attr("axes")
+    return dict(axes.extents) if axes else {}
+
+
+def make_kernel(name: str, params: Iterable[Value], outs: Iterable[Value],
+                builder: Builder, axes: Mapping[str, Expr]) -> Func:
+    """A kernel from a builder's ops; keeps only axes in use."""
+    used = dict.fromkeys(a for op in builder.ops for a in op_axes(op))
+    table = Axes(tuple((a, axes[a]) for a in used))
+    return Func("kernel", name, tuple(params), tuple(outs), builder.block(), (("axes", table),))
+
+
+def run_kernel(func: Func, arrays: Mapping[str, np.ndarray]) -> None:
+    """Run a kernel on NumPy arrays by parameter and output name; stores go into the arrays."""
+    extents = extents_of(func)
+    buffers = [(v, arrays[v.name]) for v in (*func.params, *func.outs)
+               if isinstance(v.type, TensorType)]
+    sizes = bind_sizes([(v.type.shape, a.shape) for v, a in buffers])
+    interp = Interp(sizes, tuple(extents))
+    for axis, extent in extents.items():
+        interp.symbols[axis] = interp.spread(axis, int(extent.evaluate(sizes)))
+    written = {op.buf for op in func.body.ops if isinstance(op, Store)}
+    for value, array in buffers:  # loads see the state on entry, stores the array itself
+        interp.values[value] = array.copy() if value in written else array
+    late = [op for op in func.body.ops if isinstance(op, Store)]
+    for op in func.body.ops:
+        if not isinstance(op, Store):
+            interp.step(op)
+    for op in late:
+        op.run(interp, arrays[op.buf.name])
+
+
+def verify_kernel(func: Func) -> None:
+    """Rules of a whole kernel: axes have extents, every output is stored, names are apart."""
+    extents = extents_of(func)
+    for op in func.body.ops:
+        for axis in op_axes(op):
+            if axis not in extents:
+                raise VerifyError(f"axis {axis} has no extent")
+        if isinstance(op, Fold | Contract) and extents[op.axis] != op.extent:
+            raise VerifyError(f"{op.axis} has extent {extents[op.axis]}, folded {op.extent}")
+    stored = {op.buf for op in func.body.ops if isinstance(op, Store)}
+    for out in func.outs:
+        if out not in stored:
+            raise VerifyError(f"output {out.name} is never stored")
+
+
+def finish_kernel(func: Func) -> Func:
+    """What text leaves out: the axes' extents."""
+    return func if func.attr("axes") else func.with_attr("axes", find_axes(func))
+
+
+VOCABULARY = Vocabulary("kernel", (Load, Store, Fold, Contract, Map, Const, Cast, IndexValue),
+                        (("axes", parse_axes),), finish_kernel)
+__all__ = ["Axes", "Contract", "Fold", "Load", "Names", "Store"]

@@ -1,0 +1,259 @@
+"""Splicing: one kernel's values computed inside another kernel, by substituting axes.
+
+    kernel add: t[i,j] = x[i,j] + b[j]         kernel relu: y[i,j] = relu(t[i,j])
+    ->  kernel: y[i,j] = relu(x[i,j] + b[j])
+
+A load `t[e,f] | mask` of the consumer becomes the producer's stored value with its axes i, j
+replaced by e, f; folded axes are renamed apart. Two different loads of t are two instances. A
+`piece` is a kernel with the program's values that its call names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from rung.core.expr import ZERO, Expr, is_size
+from rung.core.op import Func, Op, Value
+from rung.core.ops import Const, Sub
+from rung.core.rewrite import renamed
+from rung.core.types import dtype_of
+from rung.loop.emit import Copier, Declined, Emitter, rebuilt, renaming, shape
+from rung.loop.ir import Contract, Fold, Load, Store, extents_of, op_axes
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """A kernel and its call: `args` for its parameters; `results` are first the new states of
+    `updates`, then the outputs."""
+
+    func: Func
+    args: tuple[Value, ...]
+    results: tuple[Value, ...]
+    updates: tuple[Value, ...] = ()
+
+    @property
+    def outs(self) -> dict[Value, Value]:
+        """Result of the call to output buffer of the kernel."""
+        plain = self.results[len(self.updates):]
+        return dict(zip(plain, self.func.outs, strict=True))
+
+    @property
+    def params(self) -> dict[Value, Value]:
+        """Argument of the call to parameter of the kernel."""
+        return dict(zip(self.args, self.func.params, strict=True))
+
+
+@dataclass
+class _Splice:
+    """One splice: `made` are instances by load, `kept` the producer's results still stored."""
+
+    producer: Piece
+    consumer: Piece
+    kept: frozenset[Value]
+    out: Emitter = field(init=False)
+    params: dict[Value, Value] = field(default_factory=dict)
+    outs: dict[Value, Value] = field(default_factory=dict)
+    fresh: dict[str, Sub] = field(default_factory=dict)
+
+    def run(self) -> Piece:
+        self.out = Emitter(extents_of(self.consumer.func))
+        inner = self.producer.outs
+        buffers = {b: inner[v] for v, b in self.consumer.params.items() if v in inner}
+        for arg, param in (*self.consumer.params.items(), *self.producer.params.items()):
+            if arg not in inner:
+                self.declare(self.params, arg, param)
+        copier = Copier(self.out)
+        for piece, table in ((self.consumer, self.params), (self.consumer, self.outs)):
+            for value, buffer in (piece.params if table is self.params else piece.outs).items():
+                if value not in inner:
+                    copier.values[buffer] = self.declare(table, value, buffer)
+        for op in self.consumer.func.body.ops:
+            if isinstance(op, Load) and op.buf in buffers:
+                copier.values[op.result] = self.instance(op, buffers[op.buf], copier)
+            else:
+                copier.op(op)
+        return self.finish()
+
+    def declare(self, table: dict[Value, Value], value: Value, buffer: Value) -> Value:
+        if value not in table:
+            table[value] = renamed(buffer, self.out.names(buffer.name))
+        return table[value]
+
+    def finish(self) -> Piece:
+        missing = self.kept - self.outs.keys()
+        if missing:
+            raise Declined(f"{next(iter(missing)).name} is not read at its own indices")
+        func = self.out.kernel(self.consumer.func.name, self.params.values(), self.outs.values())
+        func = unify(func)
+        used = {v for op in func.body.ops for v in op.operands()}
+        params = {a: p for a, p in self.params.items() if p in used}
+        results = (*self.consumer.results[:len(self.consumer.updates)], *self.outs)
+        func = _with_params(func, tuple(params.values()))
+        return Piece(func, tuple(params), results, self.consumer.updates)
+
+    def instance(self, load: Load, buffer: Value, copier: Copier) -> Value:
+        """What `load` of the producer's `buffer` reads."""
+        mask = self.out.unproved(map(copier.expr, load.mask))
+        subs = copier.subs(load.subs)
+        value = self.stored(buffer, subs, mask)
+        if mask:
+            value = self.filled(value, mask, load)
+        elif buffer in (b for v, b in self.producer.outs.items() if v in self.kept):
+            self.keep(buffer, subs, value)
+        return value
+
+    def filled(self, value: Value, mask: tuple[Expr, ...], load: Load) -> Value:
+        """`value` where `mask` holds, else the load's fill; a lone load takes that itself."""
+        made = next((op for op in reversed(self.out.ops) if value in op.results), None)
+        if isinstance(made, Load) and set(made.mask) == set(mask):
+            return self.out.one(Load(made.buf, made.subs, made.mask, load.fill))
+        other = self.out.one(Const(load.fill, dtype_of(load.buf.type)))
+        return self.out.where(mask, value, other)
+
+    def stored(self, buffer: Value, subs: Sequence[Sub], mask: tuple[Expr, ...]) -> Value:
+        """The producer's value of `buffer[subs]`, out of the store that covers it."""
+        found: list[tuple[tuple[Expr, ...], Value]] = []
+        stores = [op for op in self.producer.func.body.ops
+                  if isinstance(op, Store) and op.buf is buffer]
+        for store in stores:
+            axes, needs = self.solve(store, subs)
+            if self.out.never(needs):
+                continue
+            needs = self.out.unproved(needs)
+            found.append((needs, self.copy(store, axes, (*mask, *needs))))
+            if not needs:
+                break
+        value = found[-1][1]  # the stores cover the buffer: the last needs no test
+        for needs, other in reversed(found[:-1]):
+            value = self.out.where(needs, other, value)
+        return value
+
+    def solve(self, store: Store, subs: Sequence[Sub]) -> tuple[dict[str, Sub], list[Expr]]:
+        """Axes of the producer such that `store` writes at `subs`, and what must be >= 0."""
+        extents = extents_of(self.producer.func)
+        axes: dict[str, Sub] = {}
+        needs: list[Expr] = []
+        if store.mask:
+            raise Declined("the producer's store is masked")
+        for place, want, size in zip(store.subs, subs, shape(store.buf), strict=True):
+            axis = _axis_of(place)
+            if axis is None:
+                if isinstance(want, Expr) and isinstance(place, Expr) and not size.is_const(1):
+                    needs += [want - place, place - want]
+                continue
+            start = place.without(axis) if isinstance(place, Expr) else ZERO
+            whole = start is ZERO and extents[axis] is size
+            if axis in axes or (isinstance(want, Value) and not whole):
+                raise Declined(f"axis {axis} of the producer is not free")
+            axes[axis] = want - start if isinstance(want, Expr) else want
+            if isinstance(want, Expr) and not whole:
+                needs += [want - start, extents[axis] - 1 - (want - start)]
+        return axes, needs
+
+    def copy(self, store: Store, axes: dict[str, Sub], mask: tuple[Expr, ...]) -> Value:
+        """The ops behind `store`, copied with `axes` replaced."""
+        table = {self.producer.params[a]: self.params[a] for a in self.producer.args}
+        ops = list(_behind(self.producer.func, store.value))
+        for op in ops:
+            if isinstance(op, Fold | Contract) and op.axis not in self.fresh:
+                self.fresh[op.axis] = Expr.of(self.out.axis(op.axis, op.extent))
+        copier = Copier(self.out, {**self.fresh, **axes}, dict(table), mask)
+        copier.ops(ops)
+        return copier.values[store.value]
+
+    def keep(self, buffer: Value, subs: Sequence[Sub], value: Value) -> None:
+        """Store the producer's value as well, where this instance is all of it, in order."""
+        plain = [str(s) for s in subs if isinstance(s, Expr) and s.is_symbol()]
+        rest = [s for s in subs if not (isinstance(s, Expr) and s is ZERO)]
+        result = next(v for v, b in self.producer.outs.items() if b is buffer)
+        if len(set(plain)) < len(rest) or result in self.outs:
+            return
+        sizes = [n for s, n in zip(subs, shape(buffer), strict=True) if s is not ZERO]
+        if all(self.out.axes.get(a) is n for a, n in zip(plain, sizes, strict=True)):
+            out = self.declare(self.outs, result, buffer)
+            self.out.add(Store(out, tuple(subs), value))
+
+
+def splice(producer: Piece, consumer: Piece, kept: frozenset[Value] = frozenset()) -> Piece:
+    """`consumer` with what it loads from `producer` computed inside; `kept` results of the
+    producer become outputs of the new kernel. Raises Declined with the reason."""
+    return _Splice(producer, consumer, kept).run()
+
+
+def _axis_of(place: Sub) -> str | None:
+    """The axis in a store's subscript `i + c`; None for a constant; Declined for another form."""
+    if isinstance(place, Value):
+        raise Declined("the producer stores at data-dependent indices")
+    axes = [s for s in place.symbols() if not is_size(s)]
+    if not axes:
+        return None
+    coef = place.coefficient(axes[0])
+    if len(axes) > 1 or coef is None or not coef.is_const(1):
+        raise Declined(f"the producer stores at {place}")
+    return axes[0]
+
+
+def _behind(func: Func, value: Value) -> Iterator[Op]:
+    """The ops that `value` needs, in order."""
+    wanted, ops = {value}, []
+    for op in reversed(func.body.ops):
+        if any(r in wanted for r in op.results):
+            wanted.update(op.operands())
+            ops.append(op)
+    return reversed(ops)
+
+
+def _with_params(func: Func, params: tuple[Value, ...]) -> Func:
+    return Func(func.kind, func.name, params, func.outs, func.body, func.attrs)
+
+
+def unify(func: Func) -> Func:
+    """Folded axes renamed to an axis of the same extent where two loads then are the same.
+
+    `fold x[i,k] over k` beside `y[i,j] = x[i,j]` runs over j: legal when no op has both in its
+    nest, since the name of a folded axis means nothing outside its fold.
+    """
+    for _ in range(8):
+        pairs = _same_load(func)
+        if pairs is None:
+            return func
+        func = rebuilt(func, renaming(pairs))
+    return func
+
+
+def _same_load(func: Func) -> dict[str, str] | None:
+    """Folded axis to other axis, such that two loads become one; None when there is no such."""
+    groups: dict[tuple[Value, tuple[Expr, ...]], list[Load]] = {}
+    for op in func.body.ops:
+        if isinstance(op, Load):
+            groups.setdefault((op.buf, op.mask), []).append(op)
+    groups = {k: v for k, v in groups.items() if len(v) > 1}
+    if not groups:
+        return None
+    folded = {op.axis for op in func.body.ops if isinstance(op, Fold | Contract)}
+    nests = [set(op_axes(op)) for op in func.body.ops]
+    stored = {a for op in func.body.ops if isinstance(op, Store) for a in op_axes(op)}
+    for loads in groups.values():
+        for n, one in enumerate(loads):
+            for two in loads[:n]:
+                pairs = _renaming(one, two, folded - stored, extents_of(func))
+                if pairs and not any({a, b} <= nest for nest in nests for a, b in pairs.items()):
+                    return pairs
+    return None
+
+
+def _renaming(one: Load, two: Load, free: set[str], extents: dict[str, Expr]) -> (
+        dict[str, str] | None):
+    """Which of the `free` axes must be renamed for the two to be equal."""
+    pairs: dict[str, str] = {}
+    for a, b in zip(one.subs, two.subs, strict=True):
+        if a is b:
+            continue
+        if not (isinstance(a, Expr) and isinstance(b, Expr) and a.is_symbol() and b.is_symbol()):
+            return None
+        old, new = (str(a), str(b)) if str(a) in free else (str(b), str(a))
+        if old not in free or extents[old] is not extents.get(new) or pairs.get(old, new) != new:
+            return None
+        pairs[old] = new
+    return pairs if not set(pairs) & set(pairs.values()) else None

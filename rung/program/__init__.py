@@ -1,0 +1,1 @@
+"""Program: the frame around the kernels, where memory and effects live."""

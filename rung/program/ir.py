@@ -1,0 +1,209 @@
+"""Program: SSA over immutable tensors, with the storage and the effect of everything.
+
+    program relu_mm(x: f32[504,512] input, bias: f32[512] param, w: f32[512,512] param)
+      t = call aten.add.Tensor(x, bias) : f32[504,512]
+      t1 = call aten.mm.default(t, w) : f32[504,512]
+      t2 = call aten.relu.default(t1) : f32[504,512]
+      return t2
+
+`call` is a library call: an extern, or with a body a composite that policy may open. After fusion
+a program holds `kernel` calls. `write x <- v` is the only mutation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from rung.core.errors import VerifyError
+from rung.core.expr import Expr
+from rung.core.interp import Interp
+from rung.core.op import Block, Effect, Func, Op, Value
+from rung.core.types import TensorType, Type
+
+ROLES = ("input", "param", "const", "mutated", "")
+Args = tuple[tuple[str, Any], ...]  # (keyword or "", argument)
+
+
+@dataclass(frozen=True, eq=False)
+class Call(Op):
+    """An ATen overload. With a `body` (ops ending in `yield`) it is a composite."""
+
+    target: str
+    args: Args
+    types: tuple[Type, ...] = ()
+    impure: str = ""
+    keyword: ClassVar[str] = "call"
+    form: ClassVar[str] = "call {target}({args})< effect {impure}>"
+
+    @property
+    def effect(self) -> Effect:  # type: ignore[override]
+        return Effect(self.impure) if self.impure else Effect.PURE
+
+    def infer(self) -> tuple[Type, ...]:
+        return self.types
+
+    def check(self) -> None:
+        if self.impure and self.impure not in {e.value for e in Effect}:
+            raise VerifyError(f"no effect is called {self.impure!r}")
+
+    def run(self, interp: Interp, *operands: Any) -> Any:
+        return interp.callees["call"](self, dict(zip(self.operands(), operands, strict=True)),
+                                      interp)
+
+
+@dataclass(frozen=True, eq=False)
+class Composite(Op):
+    """An ATen overload together with its meaning; policy opens it or keeps the call."""
+
+    target: str
+    args: Args
+    body: Block
+    types: tuple[Type, ...] = ()
+    keyword: ClassVar[str] = "composite"
+    form: ClassVar[str] = "composite {target}({args}){body}"
+
+    def infer(self) -> tuple[Type, ...]:
+        return self.types
+
+    def check(self) -> None:
+        given = self.body.last.operands() if self.body.ops else ()
+        if tuple(v.type for v in given) != self.types:
+            raise VerifyError("the body yields other types than the call")
+
+    def run(self, interp: Interp, *operands: Any) -> Any:
+        out = interp.block(self.body)
+        return out if len(self.types) > 1 else out[0]
+
+
+@dataclass(frozen=True, eq=False)
+class KernelCall(Op):
+    """Runs a kernel of the module. `updates` are operands that the kernel writes in place: the
+    result with the same position in `updates` is that operand's new state in the same storage."""
+
+    callee: str
+    args: tuple[Value, ...]
+    updates: tuple[Value, ...] = ()
+    types: tuple[Type, ...] = ()
+    keyword: ClassVar[str] = "kernel"
+    form: ClassVar[str] = "kernel {callee}({args})< in place {updates}>"
+
+    def infer(self) -> tuple[Type, ...]:
+        return self.types
+
+    def run(self, interp: Interp, *operands: Any) -> Any:
+        return interp.callees["kernel"](self, operands[: len(self.args)], interp)
+
+
+@dataclass(frozen=True, eq=False)
+class Apply(Op):
+    """Runs an outlined program (a repeated layer) on its arguments."""
+
+    callee: str
+    args: tuple[Value, ...]
+    types: tuple[Type, ...] = ()
+    keyword: ClassVar[str] = "apply"
+    form: ClassVar[str] = "apply {callee}({args})"
+
+    def infer(self) -> tuple[Type, ...]:
+        return self.types
+
+    def run(self, interp: Interp, *operands: Any) -> Any:
+        return interp.callees["apply"](self, operands, interp)
+
+
+@dataclass(frozen=True, eq=False)
+class Write(Op):
+    """The storage of parameter `dst` takes the value `src`."""
+
+    dst: Value
+    src: Value
+    keyword: ClassVar[str] = "write"
+    form: ClassVar[str] = "write {dst} <- {src}"
+    effect: ClassVar[Effect] = Effect.MUTATES
+
+    def check(self) -> None:
+        if self.dst.role != "mutated":
+            raise VerifyError(f"{self.dst.name} is not a mutated parameter")
+        a, b = self.dst.type, self.src.type
+        if not (isinstance(a, TensorType) and isinstance(b, TensorType)
+                and (a.dtype, a.shape) == (b.dtype, b.shape)):
+            raise VerifyError(f"writes {b} into {a}")
+
+    def run(self, interp: Interp, *operands: Any) -> Any:
+        np.copyto(operands[0], operands[1])
+
+
+@dataclass(frozen=True, eq=False)
+class Check(Op):
+    """Raises `error` unless every element of `value` lies in lo <= v < hi."""
+
+    value: Value
+    lo: Expr
+    hi: Expr
+    error: str
+    message: str
+    keyword: ClassVar[str] = "check"
+    form: ClassVar[str] = "check {value} in {lo}..{hi} else {error} {message}"
+    effect: ClassVar[Effect] = Effect.RAISES
+
+    def check(self) -> None:
+        if self.error not in ERRORS:
+            raise VerifyError(f"{self.error} is none of {', '.join(ERRORS)}")
+
+    def run(self, interp: Interp, *operands: Any) -> Any:
+        low, high = int(interp.index(self.lo)), int(interp.index(self.hi))
+        if operands[0].size and (operands[0].min() < low or operands[0].max() >= high):
+            raise ERRORS[self.error](self.message)
+
+
+@dataclass(frozen=True, eq=False)
+class Yield(Op):
+    """What a composite's body gives."""
+
+    values: tuple[Value, ...]
+    keyword: ClassVar[str] = "yield"
+    form: ClassVar[str] = "yield {values}"
+
+    def run(self, interp: Interp, *operands: Any) -> Any:
+        return operands
+
+
+@dataclass(frozen=True, eq=False)
+class Return(Op):
+    """The program's results, in order; last op of every program."""
+
+    values: tuple[Value, ...]
+    keyword: ClassVar[str] = "return"
+    form: ClassVar[str] = "return< {values}>"
+    effect: ClassVar[Effect] = Effect.ORDERED
+
+    def run(self, interp: Interp, *operands: Any) -> Any:
+        return operands
+
+
+ERRORS: dict[str, type[Exception]] = {"IndexError": IndexError, "RuntimeError": RuntimeError}
+OPS = (Call, Composite, KernelCall, Apply, Write, Check, Yield, Return)
+
+
+@dataclass(frozen=True)
+class Module:
+    """Programs (the main one first, then outlined layers) and the kernels that they call."""
+
+    programs: tuple[Func, ...]
+    kernels: tuple[Func, ...] = ()
+
+    @property
+    def main(self) -> Func:
+        return self.programs[0]
+
+    def program(self, name: str) -> Func:
+        return next(f for f in self.programs if f.name == name)
+
+    def kernel(self, name: str) -> Func:
+        return next(f for f in self.kernels if f.name == name)
+
+    def __str__(self) -> str:
+        return "\n\n".join(map(str, (*self.programs, *self.kernels)))

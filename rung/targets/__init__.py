@@ -1,0 +1,1 @@
+"""Targets: what is known about one kind of machine, and how code for it is written and run."""

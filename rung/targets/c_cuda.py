@@ -1,0 +1,64 @@
+"""The same text for CUDA C++ (nvcc and NVRTC, no includes), one lane to a thread.
+
+`CudaPrelude().call("exp", F32, 1, ["x"])` is `exp_f32(x)`, a device function over `expf`. Compile
+with `-fmad=false` where results are to be those of the CPU; `fma` is one instruction either way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from rung.core.types import F32, F64, DType
+from rung.targets.c_family import Prelude
+from rung.targets.c_math import HELPERS, Helper
+
+
+def _library(name: str, params: str = "$F a") -> Helper:
+    args = ", ".join(p.split()[-1] for p in params.split(","))
+    return Helper(params, f"return {name}$X({args});")
+
+
+_DEVICE: dict[str, Helper] = {
+    **{name: _library(name) for name in (
+        "exp", "exp2", "log", "tanh", "erf", "sqrt", "rsqrt", "floor", "ceil", "trunc")},
+    **{f"{name}.f32": _library(name) for name in ("exp", "exp2", "log", "tanh", "erf")},
+    "abs": _library("fabs"), "round": _library("rint"),
+    "fma": _library("fma", "$F a, $F b, $F c"),
+    "bits": Helper("$F a", "return __float_as_int(a);", result="$I"),
+    "bits.f64": Helper("$F a", "return __double_as_longlong(a);", result="$I"),
+    "unbits": Helper("$I a", "return __int_as_float(a);"),
+    "unbits.f64": Helper("$I a", "return __longlong_as_double(a);"),
+}
+
+
+class CudaPrelude(Prelude):
+    """`Prelude` for device code; every `lanes` is 1."""
+
+    header = ""
+    qualifiers = "static __device__ __forceinline__"
+    helpers: Mapping[str, Helper] = {**HELPERS, **_DEVICE}
+    infinity: Mapping[DType, str] = {
+        F32: "__int_as_float(0x7f800000)", F64: "__longlong_as_double(0x7ff0000000000000)"}
+    nan: Mapping[DType, str] = {
+        F32: "__int_as_float(0x7fc00000)", F64: "__longlong_as_double(0x7ff8000000000000)"}
+
+    def type(self, dtype: DType, lanes: int = 1) -> str:
+        """The C type of a value."""
+        _one(lanes)
+        return super().type(dtype, lanes)
+
+    def splat(self, dtype: DType, lanes: int, scalar: str) -> str:
+        """The scalar itself."""
+        _one(lanes)
+        return super().splat(dtype, lanes, scalar)
+
+    def call(self, fn: str, dtype: DType, lanes: int, args: Sequence[str],
+             scalars: Collection[int] = ()) -> str:
+        """See `Prelude.call`."""
+        _one(lanes)
+        return super().call(fn, dtype, lanes, args, scalars)
+
+
+def _one(lanes: int) -> None:
+    if lanes != 1:
+        raise ValueError(f"CUDA values have one lane, not {lanes}")

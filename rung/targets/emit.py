@@ -1,0 +1,454 @@
+"""Kernel IR to C text: one function for a kernel, shared by the C family of targets.
+
+A family `f32x16 over r<2` becomes the variables `c_0`, `c_1`. Pure ops are written where they are
+first needed, so that a value lives in a register only between its uses; before a store to the same
+buffer, a loop or a branch everything that must not move past it is written.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from rung.core.errors import LoweringError
+from rung.core.expr import Expr, to_source
+from rung.core.op import Block, Effect, Func, Op, Value, uses, walk
+from rung.core.ops import Cast, Const, Map
+from rung.core.scalar import MONOIDS
+from rung.core.text import LANE
+from rung.core.types import I64, INDEX, ArrayType, DType, TensorType, VecType, dtype_of
+from rung.kernel.ir import (
+    Alloc,
+    Barrier,
+    Combine,
+    Fill,
+    For,
+    If,
+    KernelIndex,
+    Load,
+    Store,
+    Yield,
+)
+from rung.targets.c_family import Prelude
+
+Point = tuple[tuple[str, int], ...]  # one step of each unrolled axis
+
+
+@dataclass(frozen=True)
+class Style:
+    """What differs between the C family's members."""
+
+    restrict: str = "restrict"
+    head: str = "static void {name}({params})"
+
+
+def symbols_of(func: Func) -> tuple[str, ...]:
+    """Size symbols that a kernel takes as arguments, sorted."""
+    found: set[str] = set()
+    for value in (*func.params, *func.outs):
+        if isinstance(value.type, TensorType):
+            for e in (*value.type.shape, *(value.type.strides or ())):
+                found |= e.symbols()
+    return tuple(sorted(found))
+
+
+def buffers_of(func: Func) -> tuple[Value, ...]:
+    """A kernel's buffers in argument order."""
+    return tuple(v for v in (*func.params, *func.outs) if isinstance(v.type, TensorType))
+
+
+class Emitter:
+    """Writes one kernel; `prelude` collects the helpers that it needs."""
+
+    def __init__(self, func: Func, prelude: Prelude, style: Style = Style()):  # noqa: B008
+        self.func, self.p, self.style = func, prelude, style
+        self.lines: list[str] = []
+        self.depth = 1
+        self.users = uses(func.body)
+        self.pending: dict[Value, Op] = {}
+        self.text: dict[tuple[Value, Point], str] = {}
+
+    def source(self) -> str:
+        """The function's text."""
+        self._body(self.func.body, ())
+        head = self.style.head.format(name=self.func.name, params=self._params())
+        return "\n".join([head + " {", *self.lines, "}"])
+
+    def _params(self) -> str:
+        written = {op.buf for op in walk(self.func.body) if isinstance(op, Store)}
+        params = [f"{'' if v in written else 'const '}{self.p.storage(dtype_of(v.type))} "
+                  f"*{self.style.restrict} {v.name}" for v in buffers_of(self.func)]
+        return ", ".join(params + [f"long {s}" for s in symbols_of(self.func)])
+
+    def line(self, text: str) -> None:
+        self.lines.append("  " * self.depth + text)
+
+    # ---- blocks and statements
+    def statement(self, op: Op) -> None:
+        match op:
+            case Store():
+                self._flush_loads(op.buf)
+                self._store(op)
+            case For():
+                self._flush_for(op)
+                self._for(op)
+            case If():
+                self._flush_for(op)
+                self._if(op)
+            case Alloc():
+                self._alloc(op)
+            case Barrier():
+                self._flush_loads(None)
+                self.barrier(op)
+            case Yield():
+                pass  # its owner reads it
+            case _ if op.effect is Effect.PURE and len(op.results) == 1:
+                self.pending[op.result] = op
+            case _:
+                raise LoweringError(f"no C for {op.keyword}")
+
+    def barrier(self, op: Barrier) -> None:
+        raise LoweringError("this target has no barriers")
+
+    def _flush_loads(self, buf: Value | None) -> None:
+        """Write loads (of one buffer) that must not move past what follows."""
+        for value, op in list(self.pending.items()):
+            if self._reads(op, buf):
+                self._force(value)
+
+    def _reads(self, op: Op, buf: Value | None) -> bool:
+        if isinstance(op, Load):
+            return buf is None or op.buf is buf
+        return any(self._reads(self.pending[v], buf) for v in op.operands() if v in self.pending)
+
+    def _flush_for(self, op: Op) -> None:
+        """Write what a loop or branch reads, and loads of buffers that it writes."""
+        inside = {v for block in op.blocks() for o in walk(block) for v in o.operands()}
+        written = {o.buf for block in op.blocks() for o in walk(block) if isinstance(o, Store)}
+        for value, made in list(self.pending.items()):
+            if isinstance(made, Const):
+                continue
+            if value in inside or any(self._reads(made, b) for b in written):
+                self._force(value)
+
+    def _force(self, value: Value) -> None:
+        for point in points(value):
+            self.get(value, point, name=True)
+
+    # ---- values
+    def get(self, value: Value, point: Mapping[str, int], name: bool = False) -> str:
+        """The C text of a value at a point: a variable, or its expression if used just once."""
+        t = value.type
+        assert isinstance(t, VecType), value
+        at = tuple((n, point[n]) for n, _ in t.unroll)
+        if (value, at) not in self.text:
+            op = self.pending[value]
+            text = self._expression(op, dict(at))
+            if name or not self._inline(value, op):
+                variable = label(value, at)
+                self.line(f"const {self.p.type(t.dtype, t.lanes)} {variable} = {text};")
+                text = variable
+            else:
+                return text
+            self.text[value, at] = text
+        return self.text[value, at]
+
+    def _inline(self, value: Value, op: Op) -> bool:
+        if isinstance(op, Const | Fill):
+            return True
+        readers = self.users.get(value, [])
+        if len(readers) != 1:
+            return False
+        t, wide = value.type, readers[0]
+        assert isinstance(t, VecType)
+        around = getattr(wide.results[0].type, "unroll", ()) if wide.results else getattr(
+            wide, "unroll", ())
+        return not isinstance(wide, Combine) and set(around) == set(t.unroll) and not isinstance(
+            wide, Yield)
+
+    def _expression(self, op: Op, point: dict[str, int]) -> str:
+        t = op.result.type
+        assert isinstance(t, VecType)
+        match op:
+            case Map():
+                args = [self.get(a, point) for a in op.args]
+                scalars = [n for n, a in enumerate(op.args) if t.lanes > 1 and _lanes(a) == 1]
+                return self.p.call(op.fn, dtype_of(op.args[-1].type), t.lanes, args, scalars)
+            case Const():
+                return self.p.constant(op.value, op.dtype)
+            case Fill():
+                return self.p.constant(op.value, t.dtype, t.lanes)
+            case Cast():
+                return self.p.cast(dtype_of(op.x.type), op.dtype, t.lanes, self.get(op.x, point))
+            case KernelIndex():
+                return self._index(op.expr.subs(point), t.lanes)
+            case Load():
+                return self._load(op, point, t)
+            case Combine():
+                return self._combine(op, point)
+            case _:
+                raise LoweringError(f"no C for {op.keyword}")
+
+    def _combine(self, op: Combine, point: dict[str, int]) -> str:
+        t = op.x.type
+        assert isinstance(t, VecType)
+        if op.axis == LANE:
+            return self.p.reduce(op.monoid, t.dtype, t.lanes, self.get(op.x, point))
+        count = dict(t.unroll)[op.axis]
+        parts = [self.get(op.x, {**point, op.axis: n}) for n in range(count)]
+        fn = MONOIDS[op.monoid].combine
+        while len(parts) > 1:  # a tree, so that the additions do not wait for each other
+            pairs = [parts[n: n + 2] for n in range(0, len(parts), 2)]
+            parts = [self.p.call(fn, t.dtype, t.lanes, p) if len(p) == 2 else p[0]
+                     for p in pairs]
+        return parts[0]
+
+    def _index(self, expr: Expr, lanes: int) -> str:
+        run = expr.coefficient(LANE)
+        if lanes == 1:
+            return self.c(expr)
+        if run is None:
+            return self.p.gather(I64, lanes, [self.c(expr.subs({LANE: n})) for n in range(lanes)])
+        base = self.p.splat(I64, lanes, self.c(expr.without(LANE)))
+        step = self.p.splat(I64, lanes, self.c(run))
+        iota = self.p.iota(I64, lanes)
+        return self.p.call("add", I64, lanes, [base, self.p.call("mul", I64, lanes, [step, iota])])
+
+    def c(self, expr: Expr) -> str:
+        """An index expression in C."""
+        return to_source(expr, lambda name: name)
+
+    # ---- memory
+    def _offset(self, buf: Value, subs: Sequence[Expr | Value], point: Mapping[str, int]
+                ) -> tuple[Expr, list[tuple[Value, Expr]]]:
+        """Linear offset in elements: an expression, and data-dependent subscripts with strides."""
+        total, values = Expr.of(0), []
+        for sub, stride in zip(subs, strides_of(buf), strict=True):
+            if isinstance(sub, Value):
+                values.append((sub, stride))
+            else:
+                total = total + sub.subs(point) * stride
+        return total, values
+
+    def _pointer(self, buf: Value, offset: Expr, values: list[tuple[Value, Expr]],
+                 point: Mapping[str, int], lane: int = 0) -> str:
+        text = self.c(offset)
+        for value, stride in values:
+            at = self.get(value, point)
+            if _lanes(value) > 1:
+                at = self.p.lane(at, lane)
+            text += f" + (long){at} * ({self.c(stride)})"
+        return f"&{buf.name}[{text}]"
+
+    def _load(self, op: Load, point: Mapping[str, int], t: VecType) -> str:
+        offset, values = self._offset(op.buf, op.subs, point)
+        scalar, lanes = self._masks(op.mask, point)
+        run = offset.coefficient(LANE)
+        simple = all(_lanes(v) == 1 for v, _ in values)
+        fill = self.p.constant(op.fill, t.dtype, t.lanes)
+        if t.lanes == 1:
+            text = self.p.load(t.dtype, 1, self._pointer(op.buf, offset, values, point))
+        elif run is not None and run.is_const(1) and simple and _one_tail(lanes):
+            pointer = self._pointer(op.buf, offset.without(LANE), values, point)
+            text = self._vector_load(op, t, pointer, lanes, fill)
+        else:
+            text = self._gather(op, t, offset, values, point, lanes)
+        return f"({scalar} ? {text} : {fill})" if scalar else text
+
+    def _vector_load(self, op: Load, t: VecType, pointer: str, lanes: list[Expr],
+                     fill: str) -> str:
+        if not lanes:
+            return self.p.load(t.dtype, t.lanes, pointer)
+        count = self.c(lanes[0].without(LANE) + 1)
+        text = self.p.load_part(t.dtype, t.lanes, pointer, count)
+        if op.fill == 0:
+            return text
+        inside = self.p.call("lt", I64, t.lanes, [
+            self.p.iota(I64, t.lanes), self.p.splat(I64, t.lanes, count)])
+        return self.p.call("where", t.dtype, t.lanes, [inside, text, fill])
+
+    def _gather(self, op: Load, t: VecType, offset: Expr, values: list[tuple[Value, Expr]],
+                point: Mapping[str, int], lanes: list[Expr]) -> str:
+        parts = []
+        for n in range(t.lanes):
+            at = self._pointer(op.buf, offset.subs({LANE: n}), values, point, n)
+            part = self.p.load(t.dtype, 1, at)
+            conds = " && ".join(f"{self.c(e.subs({LANE: n}))} >= 0" for e in lanes)
+            fill = self.p.constant(op.fill, t.dtype)
+            parts.append(f"({conds} ? {part} : {fill})" if conds else part)
+        return self.p.gather(t.dtype, t.lanes, parts)
+
+    def _masks(self, mask: Sequence[Expr], point: Mapping[str, int]) -> tuple[str, list[Expr]]:
+        """A scalar condition and the lane-dependent expressions of a mask at a point."""
+        here = [e.subs(point) for e in mask]
+        lanes = [e for e in here if LANE in e.symbols()]
+        rest = [e for e in here if LANE not in e.symbols()]
+        rest = [e for e in rest if e.const_value is None or e.const_value < 0]
+        return " && ".join(f"{self.c(e)} >= 0" for e in rest), lanes
+
+    def _store(self, op: Store) -> None:
+        t = op.value.type
+        assert isinstance(t, VecType)
+        dtype = t.dtype
+        for point in spread(dict.fromkeys((*op.unroll, *t.unroll))):
+            value = self.get(op.value, point)
+            if op.lanes > 1 and t.lanes == 1:
+                value = self.p.splat(dtype, op.lanes, value)
+            scalar, lanes = self._masks(op.mask, point)
+            offset, values = self._offset(op.buf, op.subs, point)
+            text = self._store_text(op, dtype, offset, values, point, value, lanes)
+            self.line(f"if ({scalar}) {{ {text} }}" if scalar else text)
+
+    def _store_text(self, op: Store, dtype: DType, offset: Expr,
+                    values: list[tuple[Value, Expr]], point: Mapping[str, int], value: str,
+                    lanes: list[Expr]) -> str:
+        run = offset.coefficient(LANE)
+        if op.lanes == 1 and _lanes(op.value) == 1:
+            return self.p.store(dtype, 1, self._pointer(op.buf, offset, values, point), value)
+        width = max(op.lanes, _lanes(op.value))
+        simple = all(_lanes(v) == 1 for v, _ in values)
+        if run is not None and run.is_const(1) and simple and _one_tail(lanes):
+            pointer = self._pointer(op.buf, offset.without(LANE), values, point)
+            if not lanes:
+                return self.p.store(dtype, width, pointer, value)
+            count = self.c(lanes[0].without(LANE) + 1)
+            return self.p.store_part(dtype, width, pointer, value, count)
+        parts = [f"const {self.p.type(dtype, width)} v_ = {value};"]
+        for n in range(width):
+            at = self._pointer(op.buf, offset.subs({LANE: n}), values, point, n)
+            conds = " && ".join(f"{self.c(e.subs({LANE: n}))} >= 0" for e in lanes)
+            text = self.p.store(dtype, 1, at, self.p.lane("v_", n, dtype))
+            parts.append(f"if ({conds}) {text}" if conds else text)
+        return "{ " + " ".join(parts) + " }"
+
+    def _alloc(self, op: Alloc) -> None:
+        (t,) = op.types
+        assert isinstance(t, ArrayType)
+        self.line(self.array(op.result.name, t))
+
+    def array(self, name: str, t: ArrayType) -> str:
+        """The declaration of an array; large ones do not go on the stack."""
+        size = 1
+        for extent in t.shape:
+            size *= extent
+        keep = "static __thread " if t.bytes > 1 << 14 else ""
+        return f"{keep}{self.p.storage(t.dtype)} {name}[{size}] __attribute__((aligned(64)));"
+
+    # ---- control
+    def _for(self, op: For) -> None:
+        for result, init, arg in zip(op.results, op.inits, op.body.args, strict=True):
+            self._variables(result, init)
+            for point in points(result):
+                self.text[arg, tuple(point.items())] = self._at(result, point)
+        end = self.c(op.hi)
+        if op.cap is not None:
+            self.line(f"const long {op.var}_cap = {self.c(op.cap)};")
+            end = f"{op.var}_end"
+            self.line(f"const long {end} = {self.c(op.hi)} < {op.var}_cap ? {self.c(op.hi)} : "
+                      f"{op.var}_cap;")
+        self.open_loop(op, end)
+        self.depth += 1
+        self._body(op.body, op.results)
+        self.depth -= 1
+        self.close_loop(op)
+
+    def open_loop(self, op: For, end: str) -> None:
+        self.line(f"for (long {op.var} = 0; {op.var} < {end}; {op.var}++) {{")
+
+    def close_loop(self, op: For) -> None:
+        self.line("}")
+
+    def _variables(self, result: Value, init: Value | None) -> None:
+        """Mutable variables for a carried value, named after the result."""
+        t = result.type
+        assert isinstance(t, VecType)
+        for point in points(result):
+            start = f" = {self.get(init, point)}" if init is not None else ""
+            if init is not None and _lanes(init) == 1 < t.lanes:
+                start = f" = {self.p.splat(t.dtype, t.lanes, self.get(init, point))}"
+            name = label(result, tuple(point.items()))
+            self.line(f"{self.p.type(t.dtype, t.lanes)} {name}{start};")
+            self.text[result, tuple(point.items())] = name
+
+    def _at(self, value: Value, point: Mapping[str, int]) -> str:
+        return self.text[value, tuple(point.items())]
+
+    def _body(self, block: Block, results: Sequence[Value]) -> None:
+        outer = self.pending
+        self.pending = {v: op for v, op in outer.items() if isinstance(op, Const)}
+        for op in block.ops:
+            self.statement(op)
+        if results:
+            self._yield(block.last.operands(), results)
+        self.pending = outer
+
+    def _yield(self, values: Sequence[Value], results: Sequence[Value]) -> None:
+        """Assign the carried variables; all new values are computed before the first changes."""
+        new = [(self._at(r, p), self.get(v, p)) for v, r in zip(values, results, strict=True)
+               for p in points(r)]
+        for name, text in new:
+            if name != text:
+                self.line(f"{name} = {text};")
+
+    def _if(self, op: If) -> None:
+        for result in op.results:
+            self._variables(result, None)
+        cond = " && ".join(f"{self.c(e)} >= 0" for e in op.cond)
+        self.line(f"if ({cond}) {{")
+        for n, block in enumerate((op.then, op.orelse)):
+            if n and not block.ops:
+                break
+            if n:
+                self.line("} else {")
+            self.depth += 1
+            self._body(block, op.results)
+            self.depth -= 1
+        self.line("}")
+
+
+def points(value: Value) -> Iterator[dict[str, int]]:
+    """Every step of a value's unrolled axes."""
+    t = value.type
+    assert isinstance(t, VecType)
+    return spread(t.unroll)
+
+
+def spread(unroll: Sequence[tuple[str, int]] | dict[tuple[str, int], None]
+           ) -> Iterator[dict[str, int]]:
+    axes = list(unroll)
+    for steps in itertools.product(*(range(count) for _, count in axes)):
+        yield dict(zip((name for name, _ in axes), steps, strict=True))
+
+
+def label(value: Value, point: Point) -> str:
+    """The variable of one member of a family."""
+    return "_".join([value.name, *(str(n) for _, n in point)])
+
+
+def strides_of(buf: Value) -> tuple[Expr, ...]:
+    """Strides in elements; row-major unless the type says otherwise."""
+    t = buf.type
+    if isinstance(t, TensorType) and t.strides is not None:
+        return t.strides
+    assert isinstance(t, TensorType | ArrayType)
+    out, step = [], Expr.of(1)
+    for extent in reversed(t.shape):
+        out.append(step)
+        step = step * extent
+    return tuple(reversed(out))
+
+
+def _lanes(value: Value) -> int:
+    if value.type == INDEX:
+        return 1
+    assert isinstance(value.type, VecType)
+    return value.type.lanes
+
+
+def _one_tail(lanes: list[Expr]) -> bool:
+    """Whether a lane mask only cuts off the last lanes."""
+    if not lanes:
+        return True
+    run = lanes[0].coefficient(LANE)
+    return len(lanes) == 1 and run is not None and run.is_const(-1)

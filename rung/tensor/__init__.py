@@ -1,0 +1,1 @@
+"""Tensor IR: what is computed, on whole tensors."""

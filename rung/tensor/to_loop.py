@@ -1,0 +1,239 @@
+"""Tensor IR to Loop IR: every op on whole tensors becomes a kernel of its own.
+
+    h = a + b : f32[4,8]          ->    kernel add(x0: f32[4,8], x1: f32[4,8]) -> y: f32[4,8]
+                                          y[i,j] = x0[i,j] + x1[i,j]
+                                        h = kernel add(a, b) : f32[4,8]
+
+Dimensions of size 1 get no axis. Scalar constants go into the kernels that read them. A scatter is
+a copy and a kernel that stores into the copy in place; `reinplace` removes the copy where it can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from rung.core import origins
+from rung.core.errors import LoweringError
+from rung.core.expr import ZERO, Expr, is_size, sym
+from rung.core.op import Builder, Func, Names, Op, Value
+from rung.core.ops import Cast, Const, IndexValue, Map, Sub
+from rung.core.scalar import SCALARS
+from rung.core.types import IndexType, TensorType, dtype_of
+from rung.loop import ir as loop
+from rung.program.ir import Composite, KernelCall, Module
+from rung.tensor.ir import (
+    Concat,
+    Contract,
+    Full,
+    Gather,
+    Index,
+    Iota,
+    Reduce,
+    Scatter,
+    axis_names,
+    shape_of,
+)
+
+Grid = tuple[Expr, ...]
+LOWERED = (Map, Cast, Reduce, Index, Contract, Gather, Scatter, Full, Iota, Concat)
+
+
+def to_loop(*programs: Func) -> Module:
+    """Programs of Tensor IR ops to programs of kernel calls; LoweringError for a composite."""
+    lowering = _Lowering()
+    return Module(tuple(lowering.program(p) for p in programs), tuple(lowering.kernels))
+
+
+class _Lowering:
+    def __init__(self) -> None:
+        self.kernels: list[Func] = []
+        self.names = Names()
+        self.scalars: dict[Value, Op] = {}
+
+    def program(self, func: Func) -> Func:
+        ops: list[Op] = []
+        names = Names([v.name for op in func.body.ops for v in op.results])
+        for op in func.body.ops:
+            if isinstance(op, Composite):
+                raise LoweringError(f"the composite {op.target} is neither opened nor a call")
+            if isinstance(op, LOWERED) and isinstance(op.result.type, TensorType):
+                ops += self.calls(op, names)
+                continue
+            if isinstance(op, Const | Map | Cast):
+                self.scalars[op.result] = op
+            ops.append(op)
+        return func.with_ops(ops)
+
+    def calls(self, op: Op, names: Names) -> list[Op]:
+        """The kernel calls that compute `op`."""
+        if not isinstance(op, Scatter):
+            return [self.call(op, op.results[0])]
+        copy = Value(names(f"{op.result.name}_old"), op.result.type)
+        origins.derive([copy], op.results)
+        grid = axis_names(len(shape_of(op.x)))
+        same = Index(op.x, grid, shape_of(op.x), tuple(map(sym, grid)), results=(copy,))
+        return [self.call(same, copy), self.call(replace(op, x=copy), op.result)]
+
+    def call(self, op: Op, result: Value) -> KernelCall:
+        maker = _Maker(self.scalars)
+        _LOWER[type(op)](maker, op)
+        stem = op.fn if isinstance(op, Map) else op.keyword
+        kernel = maker.kernel(self.names(stem))
+        self.kernels.append(kernel)
+        updates = tuple(v for v, p in maker.params.items() if p in maker.updated)
+        return KernelCall(kernel.name, tuple(maker.params), updates, (result.type,),
+                          results=(result,))
+
+
+class _Maker:
+    """One kernel under construction; `params` maps the program's values to its parameters."""
+
+    def __init__(self, scalars: dict[Value, Op]):
+        self.scalars = scalars
+        self.builder = Builder(Names([*axis_names(26), "y"]))
+        self.axes: dict[str, Expr] = {}
+        self.params: dict[Value, Value] = {}
+        self.outs: list[Value] = []
+        self.updated: set[Value] = set()
+
+    def kernel(self, name: str) -> Func:
+        return loop.make_kernel(name, self.params.values(), self.outs, self.builder, self.axes)
+
+    def grid(self, shape: Sequence[Expr]) -> Grid:
+        """A new axis for each dimension that is not 1, and 0 for those that are."""
+        free = iter(axis_names(26, tuple(self.axes)))
+        subs: list[Expr] = []
+        for size in shape:
+            if size.is_const(1):
+                subs.append(ZERO)
+                continue
+            name = next(free)
+            self.axes[name] = size
+            subs.append(sym(name))
+        return tuple(subs)
+
+    def one(self, op: Op, hint: str = "") -> Value:
+        return self.builder.one(op, hint or op.keyword)
+
+    def param(self, value: Value) -> Value:
+        if value not in self.params:
+            self.params[value] = Value(self.builder.names(f"x{len(self.params)}"), value.type)
+        return self.params[value]
+
+    def load(self, value: Value, subs: Sequence[Sub], mask: Grid = (),
+             fill: float | int | bool = 0) -> Value:
+        """An element of a tensor, or the number that a scalar operand is."""
+        if isinstance(value.type, TensorType):
+            return self.one(loop.Load(self.param(value), tuple(subs), mask, fill), "t")
+        if isinstance(value.type, IndexType) and is_size(value.name):
+            return self.one(IndexValue(sym(value.name)))
+        if value not in self.scalars:
+            raise LoweringError(f"{value.name}: {value.type} is no tensor, constant or size")
+        op = self.scalars[value]
+        return self.one(replace(op.map({v: self.load(v, ()) for v in op.operands()}), results=()))
+
+    def store(self, value: Value, like: TensorType, subs: Sequence[Sub]) -> None:
+        """Store into the one output, which is made on the first call."""
+        if not self.outs:
+            self.outs.append(Value("y", like))
+        self.builder.add(loop.Store(self.outs[0], tuple(subs), value))
+
+
+def _result(op: Op) -> TensorType:
+    (kind,) = op.infer()
+    assert isinstance(kind, TensorType)
+    return kind
+
+
+def _elementwise(m: _Maker, op: Map | Cast) -> None:
+    grid = m.grid(_result(op).shape)
+    new = op.map({v: m.load(v, grid) for v in op.operands()})
+    m.store(m.one(replace(new, results=())), _result(op), grid)
+
+
+def _index(m: _Maker, op: Index) -> None:
+    grid = m.grid(op.shape)
+    at = dict(zip(op.axes, grid, strict=True))
+    bounds = {a: (0, n - 1) for a, n in m.axes.items()}
+    subs = [e.subs(at).simplify(bounds) for e in op.subs]
+    mask = tuple(e.subs(at).simplify(bounds) for e in op.mask)
+    m.store(m.load(op.x, subs, mask, op.fill), _result(op), grid)
+
+
+def _reduce(m: _Maker, op: Reduce) -> None:
+    shape = shape_of(op.x)
+    kept = m.grid([n for at, n in enumerate(shape) if at not in op.axes])
+    folded = m.grid([n for at, n in enumerate(shape) if at in op.axes])
+    free, gone = iter(kept), iter(folded)
+    value = m.load(op.x, [next(gone if at in op.axes else free) for at in range(len(shape))])
+    for axis in reversed(folded):
+        if axis is not ZERO:
+            value = _fold(m, op.monoid, value, axis)
+    m.store(value, _result(op), kept)
+
+
+def _fold(m: _Maker, monoid: str, value: Value, axis: Expr) -> Value:
+    name = str(axis)
+    return m.one(loop.Fold(monoid, (value,), name, m.axes[name], dtype_of(value.type)))
+
+
+def _contract(m: _Maker, op: Contract) -> None:
+    sizes = op.sizes()
+    names = [*op.out_axes, *(a for a in sizes if a not in op.out_axes)]
+    at = dict(zip(names, m.grid([sizes[a] for a in names]), strict=True))
+    a = m.load(op.a, [at[x] for x in op.a_axes])
+    b = m.load(op.b, [at[x] for x in op.b_axes])
+    inner = [x for x in op.out_axes if at[x] is not ZERO][-1:]
+    if SCALARS[op.product].commutative and set(inner) <= set(op.a_axes) - set(op.b_axes):
+        a, b = b, a  # the second operand is the one that varies over the last axis
+    gone = [at[x] for x in names[len(op.out_axes):] if at[x] is not ZERO]
+    if gone:
+        axis = str(gone[-1])
+        value = m.one(loop.Contract(op.combine, op.product, a, b, axis, m.axes[axis], op.acc))
+    else:
+        value = m.one(Map(op.product, (a, b)))
+    for outer in reversed(gone[:-1]):
+        value = _fold(m, op.combine, value, outer)
+    m.store(value, _result(op), [at[x] for x in op.out_axes])
+
+
+def _gather(m: _Maker, op: Gather) -> None:
+    grid = m.grid(_result(op).shape)
+    end = op.dim + len(shape_of(op.at))
+    at = m.load(op.at, grid[op.dim:end])
+    m.store(m.load(op.x, (*grid[:op.dim], at, *grid[end:])), _result(op), grid)
+
+
+def _scatter(m: _Maker, op: Scatter) -> None:
+    grid = m.grid(shape_of(op.src))
+    into = m.param(op.x)
+    at = m.load(op.at, grid[op.dim:op.dim + 1])
+    value = m.load(op.src, grid)
+    m.updated.add(into)
+    m.builder.add(loop.Store(into, (*grid[:op.dim], at, *grid[op.dim + 1:]), value))
+
+
+def _full(m: _Maker, op: Full) -> None:
+    m.store(m.one(Const(op.value, op.dtype)), _result(op), m.grid(op.shape))
+
+
+def _iota(m: _Maker, op: Iota) -> None:
+    grid = m.grid([op.size])
+    m.store(m.one(IndexValue(grid[0])), _result(op), grid)
+
+
+def _concat(m: _Maker, op: Concat) -> None:
+    result, start = _result(op), ZERO
+    rest = m.grid([n for at, n in enumerate(result.shape) if at != op.dim])
+    for x in op.xs:
+        size = shape_of(x)[op.dim]
+        (axis,) = m.grid([size])
+        value = m.load(x, (*rest[:op.dim], axis, *rest[op.dim:]))
+        m.store(value, result, (*rest[:op.dim], axis + start, *rest[op.dim:]))
+        start = start + size
+
+
+_LOWER = {Map: _elementwise, Cast: _elementwise, Reduce: _reduce, Index: _index,
+          Contract: _contract, Gather: _gather, Scatter: _scatter, Full: _full, Iota: _iota,
+          Concat: _concat}

@@ -1,0 +1,160 @@
+"""Mappings: how Tile IR states a schedule, as text and as data.
+
+    map relu_mm on cpu.avx512
+      k: l3 *, seq 256
+      j: l2 *, reg 2, simd 16
+      i: l1 *, reg 14
+      place a in l2 at k.l3 as panel(i 14)
+      carry mm in y
+
+Loops nest by level, and within a level in the order of the axis lines. A size counts steps of its
+level; one `*` takes what is left.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from rung.core.errors import ParseError
+from rung.core.op import Func
+
+
+@dataclass(frozen=True)
+class AxisLine:
+    """`axis: level size, ...` outer to inner; size None is `*`."""
+
+    axis: str
+    splits: tuple[tuple[str, int | None], ...]
+
+    def __str__(self) -> str:
+        parts = (f"{level} {'*' if size is None else size}" for level, size in self.splits)
+        return f"{self.axis}: {', '.join(parts)}"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Values computed (or moved) into `space` once per step of loop `axis.level`."""
+
+    values: tuple[str, ...]
+    space: str
+    axis: str
+    level: str
+    panel: tuple[str, int] | None = None
+    pad: int = 0
+    ring: int = 1
+    mover: str = ""
+
+    def __str__(self) -> str:
+        text = f"place {', '.join(self.values)} in {self.space} at {self.axis}.{self.level}"
+        text += f" as panel({self.panel[0]} {self.panel[1]})" if self.panel else ""
+        text += f" pad {self.pad}" if self.pad else ""
+        text += f" ring {self.ring}" if self.ring > 1 else ""
+        return text + (f" by {self.mover}" if self.mover else "")
+
+
+@dataclass(frozen=True)
+class Carry:
+    """The fold's partial state waits in a buffer between outer steps of its reduced axis."""
+
+    fold: str
+    buffer: str
+
+    def __str__(self) -> str:
+        return f"carry {self.fold} in {self.buffer}"
+
+
+@dataclass(frozen=True)
+class Use:
+    """The contraction runs on an atom: a matrix instruction or a library call."""
+
+    contraction: str
+    atom: str
+
+    def __str__(self) -> str:
+        return f"use {self.contraction} with {self.atom}"
+
+
+@dataclass(frozen=True)
+class Mapping:
+    """One launch of one kernel on one machine."""
+
+    kernel: str
+    machine: str
+    axes: tuple[AxisLine, ...] = ()
+    places: tuple[Place, ...] = ()
+    carries: tuple[Carry, ...] = ()
+    uses: tuple[Use, ...] = ()
+
+    def __str__(self) -> str:
+        lines = (*self.axes, *self.places, *self.carries, *self.uses)
+        return "\n".join([f"map {self.kernel} on {self.machine}", *(f"  {x}" for x in lines)])
+
+    def names(self) -> frozenset[str]:
+        """Values that the mapping speaks of, which text must keep by name."""
+        placed = {v for p in self.places for v in p.values}
+        return frozenset(placed | {c.fold for c in self.carries} |
+                         {u.contraction for u in self.uses})
+
+    def implied(self, func: Func) -> bool:
+        return False
+
+    def axis(self, name: str) -> AxisLine | None:
+        return next((x for x in self.axes if x.axis == name), None)
+
+    def carried(self, fold: str) -> str | None:
+        return next((c.buffer for c in self.carries if c.fold == fold), None)
+
+    def placed(self, value: str) -> Place | None:
+        return next((p for p in self.places if value in p.values), None)
+
+
+_NAME = r"[A-Za-z_]\w*"
+_PLACE = re.compile(rf"place\s+({_NAME}(?:\s*,\s*{_NAME})*)\s+in\s+(\w+)\s+at\s+(\w+)\.(\w+)"
+                    rf"(?:\s+as\s+panel\(\s*(\w+)\s+(\d+)\s*\))?(?:\s+pad\s+(\d+))?"
+                    rf"(?:\s+ring\s+(\d+))?(?:\s+by\s+([\w.]+))?")
+_CARRY = re.compile(rf"carry\s+({_NAME})\s+in\s+({_NAME})")
+_USE = re.compile(rf"use\s+({_NAME})\s+with\s+([\w.]+)")
+_AXIS = re.compile(rf"({_NAME})\s*:\s*(\w+\s+(?:\*|\d+)(?:\s*,\s*\w+\s+(?:\*|\d+))*)")
+_HEAD = re.compile(rf"map\s+({_NAME})\s+on\s+([\w.]+)")
+
+
+def parse_mapping(text: str) -> Mapping:
+    """The inverse of `str`. Raises ParseError with the line (from 1) that is not a statement."""
+    lines = [(n, line.split("#")[0].strip()) for n, line in enumerate(text.splitlines(), 1)]
+    lines = [(n, line) for n, line in lines if line]
+    head = _HEAD.fullmatch(lines[0][1]) if lines else None
+    if not head:
+        raise ParseError("a mapping starts with `map KERNEL on MACHINE`", 1, 1)
+    found: dict[str, list[Any]] = {"axes": [], "places": [], "carries": [], "uses": []}
+    for number, line in lines[1:]:
+        for pattern, key, build in _STATEMENTS:
+            if match := pattern.fullmatch(line):
+                found[key].append(build(match))
+                break
+        else:
+            raise ParseError(f"not a statement of a mapping: {line!r}", number, 1)
+    return Mapping(head[1], head[2], *(tuple(found[k]) for k in
+                                       ("axes", "places", "carries", "uses")))
+
+
+def _axis_line(m: re.Match[str]) -> AxisLine:
+    parts = (item.split() for item in m[2].split(","))
+    return AxisLine(m[1], tuple((level, None if size == "*" else int(size))
+                                for level, size in parts))
+
+
+def _place(m: re.Match[str]) -> Place:
+    values = tuple(v.strip() for v in m[1].split(","))
+    panel = (m[5], int(m[6])) if m[5] else None
+    return Place(values, m[2], m[3], m[4], panel, int(m[7] or 0), int(m[8] or 1), m[9] or "")
+
+
+_STATEMENTS: tuple[tuple[re.Pattern[str], str, Callable[[re.Match[str]], Any]], ...] = (
+    (_PLACE, "places", _place),
+    (_CARRY, "carries", lambda m: Carry(m[1], m[2])),
+    (_USE, "uses", lambda m: Use(m[1], m[2])),
+    (_AXIS, "axes", _axis_line),
+)

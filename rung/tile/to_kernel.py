@@ -1,0 +1,337 @@
+"""Tile IR to Kernel IR: walks the levels of the mapping and emits the loop nest.
+
+The contract, in three rules:
+1. phases: under one loop, a reader of a finished fold starts a new loop over that axis;
+2. an accumulator's extents are the free splits nested inside the fold's outermost reduced loop
+   (registers when those are unrolled, an array when they are loops), plus the reduced splits on
+   parallel levels, which are combined at the end;
+3. an op that does not vary over an axis leaves its loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from rung.core.errors import LoweringError, MappingError
+from rung.core.expr import Expr, sym
+from rung.core.machine import GRID, Machine
+from rung.core.op import Block, Builder, Func, Names, Op, Value, walk
+from rung.core.types import TensorType
+from rung.kernel.ir import For, If, Load, Unrolled, Yield
+from rung.loop import ir as loop
+from rung.tile.leaf import Leaf
+from rung.tile.mapping import Mapping
+from rung.tile.nest import Nest, Split, Spot
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@dataclass(eq=False)
+class Stmt:
+    """What a nest executes: a fold's step, a placed value, a store, an array's initial value."""
+
+    kind: str  # fold | place | store | init
+    op: Op
+    axes: frozenset[str]
+    needs: list[Stmt] = field(default_factory=list)
+    carried: frozenset[Split] = frozenset()  # outer reduced loops that it stays inside of
+
+    @property
+    def folds(self) -> str:
+        """The axis that this statement folds over, if any."""
+        return self.op.axis if self.kind == "fold" else ""  # type: ignore[attr-defined]
+
+
+@dataclass
+class Scope:
+    """Where the walk stands: the spot of each axis and the values computed so far."""
+
+    env: dict[str, Spot]
+    memo: dict[Value, Value]
+    builder: Builder
+
+    def at(self, axis: str, spot: Spot) -> Scope:
+        return Scope({**self.env, axis: spot}, dict(self.memo), self.builder)
+
+    def inside(self, builder: Builder) -> Scope:
+        return Scope(self.env, dict(self.memo), builder)
+
+
+def to_kernel(kernel: Func, machine: Machine) -> Func:
+    """Kernel IR of a kernel under its mapping. Raises MappingError for what cannot be lowered."""
+    mapping: Mapping = kernel.attr("mapping")
+    body, unroll = Walk(kernel, mapping, machine).run()
+    attrs = (("unroll", Unrolled(unroll)),) if unroll else ()
+    return Func("kernel-ir", kernel.name, kernel.params, kernel.outs, body, attrs)
+
+
+class Walk:
+    """The walk over the levels of one mapping."""
+
+    def __init__(self, kernel: Func, mapping: Mapping, machine: Machine):
+        self.kernel, self.mapping, self.machine = kernel, mapping, machine
+        self.extents = loop.extents_of(kernel)
+        self.nest = Nest(self.extents, mapping, machine)
+        taken = [v.name for v in (*kernel.params, *kernel.outs)]
+        taken += [s.var for s in self.nest.loops] + list(self.extents)
+        self.leaf = Leaf(kernel, mapping, machine, self.nest)
+        self.builder = Builder(Names(taken))
+
+    def run(self) -> tuple[Block, tuple[tuple[str, int], ...]]:
+        stmts = statements(self.kernel, self.mapping, self.nest)
+        env = {a: self.nest.start(a) for a in self.extents}
+        self.emit(stmts, 0, Scope(env, {}, self.builder))
+        block = self.builder.block()
+        return block, unrolled_in(block)
+
+    def emit(self, stmts: Sequence[Stmt], depth: int, scope: Scope) -> None:
+        """Emit statements inside the loops outside of `depth`."""
+        if not stmts:
+            return
+        if depth == len(self.nest.loops):
+            self.leaf.emit(stmts, scope)
+            return
+        split = self.nest.loops[depth]
+        for phase in phases(stmts, split):
+            inside = [s for s in phase if varies(s, split)]
+            outside = [s for s in phase if not varies(s, split)]
+            if inside:
+                self.loop(split, inside, depth, scope)
+            self.emit(outside, depth + 1, scope)
+
+    def loop(self, split: Split, stmts: Sequence[Stmt], depth: int, scope: Scope) -> None:
+        starts = [s for s in stmts if s.folds == split.axis and split not in s.carried
+                  and s.op not in self.leaf.running]
+        for s in starts:
+            inits = self.leaf.start(s, self._nested(s, depth), scope)
+            if inits:
+                self.emit([Stmt("init", s.op, frozenset(inits))], depth + 1, scope)
+        self.leaf.hoist(stmts, split.axis, self._open(depth), scope)
+        if split.innermost:
+            self._last(split, stmts, depth, scope)
+        else:
+            hi, cap = self._trips(split, scope, self.extents[split.axis] + (split.step - 1))
+            self._for(split, hi, cap, stmts, depth, scope,
+                      lambda base: Spot(base, split.step))
+        for s in starts:
+            self.leaf.finish(s, scope)
+
+    def _nested(self, stmt: Stmt, depth: int) -> set[str]:
+        """Free axes of a fold that still have loops inside `depth`: its array's axes."""
+        return {s.axis for s in self.nest.loops[depth + 1:] if s.axis in stmt.axes
+                and s.axis != stmt.folds}
+
+    def _open(self, depth: int) -> set[str]:
+        """Axes with a loop at or inside `depth`."""
+        return {s.axis for s in self.nest.loops[depth:]}
+
+    def _trips(self, split: Split, scope: Scope, end: Expr) -> tuple[Expr, Expr | None]:
+        """Number of steps in the block, and the number until `end` where that may be fewer."""
+        spot = scope.env[split.axis]
+        total = end // split.step
+        if spot.block is None:
+            if split.size is not None:
+                return Expr.of(split.size), total
+            return total, None
+        left = total - spot.base // split.step
+        if self._divides(split, spot.block):
+            return Expr.of(spot.block // split.step), None
+        return Expr.of(spot.block // split.step), left
+
+    def _divides(self, split: Split, block: int) -> bool:
+        extent = self.extents[split.axis].const_value
+        return extent is not None and extent % block == 0
+
+    def _last(self, split: Split, stmts: Sequence[Stmt], depth: int, scope: Scope) -> None:
+        """The innermost loop of an axis: full blocks, then the ragged one."""
+        step, extent = split.step, self.extents[split.axis]
+        rest = (extent % step).const_value
+        if split.kind == GRID and rest != 0:
+            self._grid(split, stmts, depth, scope)
+            return
+        full = extent // step
+        hi, cap = self._trips(split, scope, extent)
+        if not full.is_const(0):
+            self._for(split, hi, cap, stmts, depth, scope,
+                      lambda base: self.nest.full(split.axis, base))
+        if rest != 0:
+            self._tail(split, stmts, depth, scope)
+
+    def _spot(self, split: Split, stmts: Sequence[Stmt]) -> Spot:
+        shrink = not any(s.folds == split.axis for s in stmts)
+        start = self.extents[split.axis] // split.step * split.step
+        return self.nest.ragged(split.axis, start, shrink)
+
+    def _tail(self, split: Split, stmts: Sequence[Stmt], depth: int, scope: Scope) -> None:
+        """The ragged block, once, where the current block contains it."""
+        spot, ragged = scope.env[split.axis], self._spot(split, stmts)
+        conds = []
+        if spot.block is not None:
+            conds = [ragged.base - spot.base, spot.base + (spot.block - 1) - ragged.base]
+        if self.extents[split.axis].const_value is None:
+            conds.append(self.extents[split.axis] - ragged.base - 1)
+        if not conds:
+            self.emit(stmts, depth + 1, scope.at(split.axis, ragged))
+            return
+        self._branch(conds, stmts, scope,
+                     lambda inner: self.emit(stmts, depth + 1, inner.at(split.axis, ragged)))
+
+    def _grid(self, split: Split, stmts: Sequence[Stmt], depth: int, scope: Scope) -> None:
+        """A parallel loop with the ragged block as one of its steps."""
+        axis, step = split.axis, split.step
+        full = self.extents[axis] // step
+        ragged = self._spot(split, stmts)
+        hi, cap = self._trips(split, scope, self.extents[axis] + (step - 1))
+
+        def body(inner: Scope) -> None:
+            spot = inner.env[axis]
+            cond = full * step - spot.base - 1
+            then = lambda s: self.emit(  # noqa: E731
+                stmts, depth + 1, s.at(axis, self.nest.full(axis, spot.base)))
+            other = lambda s: self.emit(  # noqa: E731
+                stmts, depth + 1, s.at(axis, ragged))
+            self._branch([cond], stmts, inner, then, other)
+
+        if full.is_const(0):
+            self.emit(stmts, depth + 1, scope.at(axis, ragged))
+        else:
+            self._for(split, hi, cap, stmts, depth, scope, lambda b: Spot(b, step), body)
+
+    def _branch(self, conds: Sequence[Expr], stmts: Sequence[Stmt], scope: Scope,
+                then: Callable[[Scope], None], other: Callable[[Scope], None] | None = None
+                ) -> None:
+        """`if conds >= 0` around statements whose running folds come out as results."""
+        state = self.leaf.state(stmts)
+        blocks = []
+        for emit in (then, other):
+            builder = scope.builder.inner()
+            self.leaf.set_state(stmts, state)
+            if emit:
+                emit(scope.inside(builder))
+            if state:
+                builder.add(Yield(self.leaf.state(stmts)))
+            blocks.append(builder.block())
+        types = tuple(v.type for v in state)
+        out = scope.builder.add(If(tuple(conds), *blocks, types), *(v.name for v in state))
+        self.leaf.set_state(stmts, out)
+
+    def _for(self, split: Split, hi: Expr, cap: Expr | None, stmts: Sequence[Stmt], depth: int,
+             scope: Scope, spot: Callable[[Expr], Spot],
+             body: Callable[[Scope], None] | None = None) -> None:
+        """One loop; running folds of its statements are carried."""
+        start = scope.env[split.axis].base
+        if hi.is_const(1) and cap is None:
+            self._step(split, stmts, depth, scope.at(split.axis, spot(start)), body)
+            return
+        state = self.leaf.state(stmts)
+        builder = scope.builder.inner()
+        args = tuple(Value(builder.names(v.name), v.type) for v in state)
+        self.leaf.set_state(stmts, args)
+        self.leaf.bounds[split.var] = (0, hi - 1)
+        inner = scope.at(split.axis, spot(start + sym(split.var) * split.step)).inside(builder)
+        self._step(split, stmts, depth, inner, body)
+        if state:
+            builder.add(Yield(self.leaf.state(stmts)))
+        level = split.level if split.kind in ("grid", "thread") else ""
+        op = For(split.var, hi, builder.block(args), cap, level, state)
+        self.leaf.set_state(stmts, scope.builder.add(op, *(v.name for v in state)))
+
+    def _step(self, split: Split, stmts: Sequence[Stmt], depth: int, scope: Scope,
+              body: Callable[[Scope], None] | None) -> None:
+        """The body of one loop step: arrays placed here, then the loops further in."""
+        for s in stmts:
+            if s.kind in ("place", "fold"):
+                self.leaf.allocate(s, split, scope)
+        if body:
+            body(scope)
+        else:
+            self.emit(stmts, depth + 1, scope)
+
+
+def varies(stmt: Stmt, split: Split) -> bool:
+    """Whether a statement belongs inside a loop."""
+    return split.axis in stmt.axes or split in stmt.carried
+
+
+def phases(stmts: Sequence[Stmt], split: Split) -> list[list[Stmt]]:
+    """Statements grouped so that no loop over the axis reads a fold that it has not finished."""
+    level: dict[int, int] = {}
+    for s in stmts:
+        mine = 0
+        for q in s.needs:
+            if id(q) not in level:
+                continue
+            over = q.folds == split.axis and split not in q.carried
+            bump = over or varies(q, split) != varies(s, split)
+            mine = max(mine, level[id(q)] + bump)
+        level[id(s)] = mine
+    count = max(level.values(), default=0) + 1
+    return [[s for s in stmts if level[id(s)] == n] for n in range(count)]
+
+
+def statements(kernel: Func, mapping: Mapping, nest: Nest) -> list[Stmt]:
+    """Folds, placed values and stores in order, each with the statements that it reads."""
+    made: dict[Value, Stmt] = {}
+    reads: dict[Value, list[Stmt]] = {}
+    out: list[Stmt] = []
+    for op in kernel.body.ops:
+        needs = list({id(s): s for v in op.operands() for s in reads.get(v, [])}.values())
+        kind = _kind(op, mapping)
+        if kind:
+            stmt = Stmt(kind, op, frozenset(loop.op_axes(op)), needs)
+            out.append(stmt)
+            made.update(dict.fromkeys(op.results, stmt))
+            needs = [stmt]
+        for r in op.results:
+            reads[r] = needs
+    for carry in mapping.carries:
+        _carry(carry.fold, carry.buffer, out, nest)
+    missing = mapping.names() - {v.name for op in kernel.body.ops for v in op.results}
+    if missing:
+        raise MappingError(f"illegal: the kernel has no value {', '.join(sorted(missing))}")
+    return out
+
+
+def _kind(op: Op, mapping: Mapping) -> str:
+    if isinstance(op, loop.Fold | loop.Contract):
+        return "fold"
+    if isinstance(op, loop.Store):
+        return "store"
+    return "place" if any(mapping.placed(r.name) for r in op.results) else ""
+
+
+def _carry(name: str, buffer: str, stmts: list[Stmt], nest: Nest) -> None:
+    """Keep the readers of a carried fold inside the outer loops of its reduced axis."""
+    fold = next((s for s in stmts if s.kind == "fold" and s.op.results[0].name == name), None)
+    if fold is None or len(fold.op.results) != 1:
+        raise MappingError(f"illegal: {name} is not a fold of one state")
+    readers = [s for s in stmts if fold in s.needs]
+    acc = fold.op.result.type.dtype  # type: ignore[union-attr]
+    for s in readers:
+        if s.kind != "store" or s.op.buf.name != buffer:  # type: ignore[attr-defined]
+            raise MappingError(f"illegal: carry {name}: it is read by more than the store to "
+                               f"{buffer}")
+        assert isinstance(s.op, loop.Store) and isinstance(s.op.buf.type, TensorType)
+        if s.op.buf.type.dtype != acc:
+            raise MappingError(f"illegal: {buffer} holds {s.op.buf.type.dtype}, the state of "
+                               f"{name} is {acc}")
+    loops = [s for s in nest.splits[fold.folds] if s.var]
+    outer = frozenset(loops[:-1])
+    fold.carried = outer
+    for s in readers:
+        s.carried = s.carried | outer
+
+
+def unrolled_in(block: Block) -> tuple[tuple[str, int], ...]:
+    """Unrolled axes that any op of a block uses, in order of appearance."""
+    found: dict[str, int] = {}
+    for op in walk(block):
+        for value in op.results:
+            found.update(getattr(value.type, "unroll", ()))
+        found.update(getattr(op, "unroll", ()))
+    return tuple(found.items())
+
+
