@@ -21,9 +21,10 @@ RUNGS = ("program", "tensor", "loop", "tile", "kernel")
 
 VISIBLE = {
     "core": ("rung.core",),
-    "program": ("rung.core", "rung.program", "rung.tensor.ir"),
-    "tensor": ("rung.core", "rung.tensor", "rung.loop.ir"),
-    "loop": ("rung.core", "rung.loop", "rung.tile.ir"),
+    # the program frames the kernels: its passes look into them, and theirs work on whole modules
+    "program": ("rung.core", "rung.program", "rung.tensor.ir", "rung.loop.ir"),
+    "tensor": ("rung.core", "rung.tensor", "rung.loop.ir", "rung.program.ir"),
+    "loop": ("rung.core", "rung.loop", "rung.tile.ir", "rung.program.ir"),
     "tile": ("rung.core", "rung.tile", "rung.kernel.ir"),
     "kernel": ("rung.core", "rung.kernel", "rung.tile.mapping"),
     "targets": ("rung.core", "rung.loop.ir", "rung.tile", "rung.kernel", "rung.targets"),

@@ -1,4 +1,4 @@
-"""One error class for each kind of failure; `torch.compile` users see the user's line where known."""
+"""One error class for each kind of failure; messages name the user's line where it is known."""
 
 from __future__ import annotations
 

@@ -355,8 +355,8 @@ def _recombined(poly: Poly) -> Expr | None:
 
 
 def is_size(name: str) -> bool:
-    """Whether the symbol `name` is a size (`s0`, `s1`, ...) and not an axis."""
-    return re.fullmatch(r"s[0-9]+", name) is not None
+    """Whether the symbol `name` is a size (`s0`, `u1`, ...) and not an axis."""
+    return re.fullmatch(r"[su][0-9]+", name) is not None
 
 
 ZERO, ONE = Expr.of(0), Expr.of(1)
@@ -559,50 +559,53 @@ def parse_expr(text: str) -> Expr:
     """The expression that prints like this; blanks and parentheses may be anywhere."""
     tokens = [(m.start() + 1, m[0]) for m in re.finditer(rf"[0-9]+|{_NAME}|//|\S", text)]
     parser = ExprParser([*tokens, (len(text) + 1, "")])
-    e = parser.expr(0)
-    return parser.fail("expected an operator") if parser.token() else e
+    e = parser.expr()
+    return parser.fail("expected an operator") if parser.peek() else e
 
 
 _INFIX = {"+": (1, add), "-": (1, sub), "*": (2, mul), "//": (2, floordiv), "%": (2, mod)}
 
 
-@dataclass(slots=True)
 class ExprParser:
-    """Reads one expression from `at` on and stops at the first token that cannot continue it."""
+    """Reads one expression from `at` on and stops at the first token that cannot continue it.
 
-    tokens: Sequence[tuple[Any, ...]]  # (column, text, ...); the last is no part of an expression
-    at: int = 0
+    Tokens are (column, text, ...); the last one is no part of an expression.
+    """
 
-    def token(self) -> str:
-        return str(self.tokens[self.at][1])
+    def __init__(self, tokens: Sequence[tuple[Any, ...]]):
+        self.tokens, self.at = tokens, 0
 
-    def fail(self, message: str) -> NoReturn:
-        found = repr(self.token() or "the end")
-        raise ParseError(f"{message}, found {found}", 1, self.tokens[self.at][0])
+    def peek(self, ahead: int = 0) -> str:
+        """The text of a token that is not taken yet."""
+        return str(self.tokens[min(self.at + ahead, len(self.tokens) - 1)][1])
 
-    def expr(self, level: int) -> Expr:
+    def fail(self, message: str, back: int = 0) -> NoReturn:
+        """Raise ParseError at the current token, or at one taken before it."""
+        raise ParseError(message, 1, self.tokens[self.at - back][0])
+
+    def expr(self, level: int = 0) -> Expr:
         left = self.unit()
-        while _INFIX.get(self.token(), (0,))[0] > level:
-            strength, apply = _INFIX[self.token()]
+        while _INFIX.get(self.peek(), (0,))[0] > level:
+            strength, apply = _INFIX[self.peek()]
             self.at += 1
-            column, right = self.tokens[self.at][0], self.expr(strength)
+            start, right = self.at, self.expr(strength)
             try:
                 left = apply(left, right)
             except ZeroDivisionError as error:
-                raise ParseError(str(error), 1, column) from None
+                self.fail(str(error), back=self.at - start)
         return left
 
     def unit(self) -> Expr:
-        token = self.token()
+        token = self.peek()
         if token != "-" and token != "(" and not re.fullmatch(rf"[0-9]+|{_NAME}", token):
-            self.fail("expected a number, a symbol or '('")
+            self.fail(f"expected a number, a symbol or '(', found {token or 'the end'}")
         self.at += 1
         if token == "-":
             return -self.unit()
         if token != "(":
             return Expr.of(int(token) if token.isdigit() else token)
-        e = self.expr(0)
-        if self.token() != ")":
-            self.fail("expected ')'")
+        e = self.expr()
+        if self.peek() != ")":
+            self.fail(f"expected ')', found {self.peek() or 'the end'}")
         self.at += 1
         return e

@@ -7,14 +7,14 @@ elementwise ops are NumPy broadcasting. bf16 is held in float32, rounded.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from rung.core.expr import Expr
 from rung.core.op import Block, Op, Value
-from rung.core.types import DType
+from rung.core.types import DType, IndexType, shape_of
 
 
 class Interp:
@@ -95,7 +95,7 @@ class Interp:
         return self.index(sub) if isinstance(sub, Expr) else self.values[sub]
 
 
-def bind_sizes(shapes: Iterable[tuple[Sequence[Expr], Sequence[int]]]) -> dict[str, int]:
+def bind_sizes(shapes: Collection[tuple[Sequence[Expr], Sequence[int]]]) -> dict[str, int]:
     """Size symbols from declared shapes and actual ones; ValueError where they disagree."""
     sizes: dict[str, int] = {}
     for declared, actual in shapes:
@@ -111,6 +111,13 @@ def bind_sizes(shapes: Iterable[tuple[Sequence[Expr], Sequence[int]]]) -> dict[s
             if expr.symbols() <= sizes.keys() and int(expr.evaluate(sizes)) != size:
                 raise ValueError(f"size {size} where {expr} is declared")
     return sizes
+
+
+def bind_buffers(buffers: Iterable[tuple[Value, np.ndarray]]) -> dict[str, int]:
+    """Size symbols from a kernel's arguments: the shapes of arrays, and sizes passed as such."""
+    pairs = list(buffers)
+    sizes = bind_sizes([(shape_of(v.type), a.shape) for v, a in pairs])
+    return sizes | {v.name: int(a) for v, a in pairs if isinstance(v.type, IndexType)}
 
 
 def to_held(array: Any, dtype: DType) -> np.ndarray:

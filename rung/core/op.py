@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from rung.core.expr import is_size
+from rung.core.expr import Expr, is_size
 from rung.core.types import DTYPES, Type
 
 if TYPE_CHECKING:
@@ -55,12 +55,12 @@ class Block:
         return self.ops[-1]
 
 
-O = TypeVar("O", bound="Op")
+AnyOp = TypeVar("AnyOp", bound="Op")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Op:
-    """Base of all ops. Subclasses are `@dataclass(frozen=True, eq=False)` with positional fields."""
+    """Base of all ops; subclasses are `@dataclass(frozen=True, eq=False)` too."""
 
     results: tuple[Value, ...] = field(default=())
 
@@ -92,15 +92,15 @@ class Op:
     def blocks(self) -> tuple[Block, ...]:
         return tuple(x for _, x in attributes(self) if isinstance(x, Block))
 
-    def map(self: O, values: Mapping[Value, Value],
-            block: Callable[[Block], Block] | None = None) -> O:
+    def map(self: AnyOp, values: Mapping[Value, Value],
+            block: Callable[[Block], Block] | None = None) -> AnyOp:
         """This op with operands (and blocks) replaced; the same object when nothing changes."""
         changes = {}
         for name, old in attributes(self):
             new = block(old) if isinstance(old, Block) and block else _substitute(old, values)
             if new is not old:
                 changes[name] = new
-        return replace(self, **changes) if changes else self
+        return replace(self, **changes) if changes else self  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,6 +189,15 @@ def _substitute(x: Any, values: Mapping[Value, Value]) -> Any:
     return x
 
 
+def expressions(x: Any) -> Iterator[Expr]:
+    """The index expressions in an op's own fields, in order."""
+    for y in x if isinstance(x, tuple) else (y for _, y in attributes(x)):
+        if isinstance(y, Expr):
+            yield y
+        elif isinstance(y, tuple):
+            yield from expressions(y)
+
+
 def walk(block: Block) -> Iterator[Op]:
     """Every op of a block and of the blocks inside it, in text order."""
     for op in block.ops:
@@ -208,9 +217,9 @@ def uses(block: Block) -> dict[Value, list[Op]]:
 
 RESERVED = frozenset({
     "alloc", "apply", "axes", "barrier", "call", "check", "combine", "composite", "concat",
-    "contract", "else", "fold", "for", "full", "gather", "if", "index", "inf", "iota", "kernel",
-    "lane", "nan", "false", "None", "reduce", "return", "scatter", "true", "unroll", "write",
-    "yield", *DTYPES})
+    "contract", "else", "fill", "fold", "for", "full", "gather", "if", "index", "inf", "iota",
+    "kernel", "lane", "nan", "false", "None", "reduce", "return", "scatter", "true", "unroll",
+    "write", "yield", *DTYPES})
 """Words of the dumps that can name no value, axis or loop variable."""
 
 
@@ -226,8 +235,9 @@ class Names:
             self._taken.add(hint)
             return hint
         stem = hint.rstrip("0123456789") or "v"
+        stem += "_" if is_size(f"{stem}0") else ""  # s1 is a size, never a value
         number = self._next.get(stem, 1)
-        while f"{stem}{number}" in self._taken or is_size(f"{stem}{number}"):
+        while f"{stem}{number}" in self._taken:
             number += 1
         self._next[stem] = number + 1
         self._taken.add(f"{stem}{number}")

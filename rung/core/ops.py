@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -10,7 +11,7 @@ import numpy as np
 from rung.core.errors import VerifyError
 from rung.core.expr import Expr, is_size
 from rung.core.interp import Interp
-from rung.core.op import Effect, Op, Value
+from rung.core.op import Effect, Func, Op, Value
 from rung.core.scalar import SCALARS, cast
 from rung.core.types import (
     BOOL,
@@ -187,6 +188,29 @@ def _check_subs(subs: tuple[Sub, ...]) -> None:
     for sub in subs:
         if isinstance(sub, Value) and dtype_of(sub.type).kind not in "iu":
             raise VerifyError(f"subscript {sub.name} is {sub.type}, not an integer")
+
+
+def buffers_of(func: Func) -> tuple[Value, ...]:
+    """What a kernel is called with: parameters, then outputs."""
+    return (*func.params, *func.outs)
+
+
+def verify_buffers(func: Func, accesses: Collection[LoadBase | StoreBase],
+                  arrays: Collection[Value] = ()) -> None:
+    """Stores go to outputs, mutated parameters and `arrays`, each output gets one; size names."""
+    for param in func.params:
+        if isinstance(param.type, IndexType) and not is_size(param.name):
+            raise VerifyError(f"parameter {param.name} is a size, call it s0, s1, ...")
+    written = {op.buf for op in accesses if isinstance(op, StoreBase)}
+    for op in accesses:
+        may = op.buf in func.outs or op.buf in arrays or op.buf.role == "mutated"
+        if isinstance(op, StoreBase) and not may:
+            raise VerifyError(f"{op.buf.name} is neither an output nor a mutated parameter", op)
+        if op.buf not in (*buffers_of(func), *arrays):
+            raise VerifyError(f"{op.buf.name} is a value, not memory", op)
+    for out in func.outs:
+        if out not in written:
+            raise VerifyError(f"output {out.name} is never stored")
 
 
 def rank_of(t: Type) -> int:

@@ -7,38 +7,38 @@ language or whose types contradict its ops. All other rules are the verifier's.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from rung.core.errors import VerifyError
-from rung.core.expr import Expr, sym
-from rung.core.lexer import DEDENT, INDENT, NEWLINE, Cursor, Infix, error_at
-from rung.core.op import RESERVED, Block, Builder, Func, Names, Op, Value, Vocabulary
+from rung.core.expr import sym
+from rung.core.lexer import DEDENT, END, INDENT, NEWLINE, Cursor, error_at
+from rung.core.op import Block, Builder, Func, Names, Op, Value, Vocabulary, expressions
 from rung.core.ops import Cast, Const, IndexValue, LoadBase, Map, StoreBase, Sub
 from rung.core.scalar import SCALARS
 from rung.core.text import LANE, PLAIN, field_kinds, form_parts, kind
-from rung.core.types import DTYPES, INDEX, DType
-
-__all__ = ["Parser", "Vocabulary", "parse_module"]
+from rung.core.types import DTYPES, INDEX, DType, read_type
 
 
 def parse_module(text: str, vocabularies: Mapping[str, Vocabulary],
                  parse_mapping: Callable[[str], Any] | None = None) -> tuple[Func, ...]:
     """All functions in `text`; a `map NAME on MACHINE` section is attached to kernel NAME."""
     parser, funcs = Parser(text), dict[str, Func]()
-    while parser.pos < len(parser.tokens) - 1:
+    while parser.peek() != END:
         word, name = parser.peek(), parser.peek(1)
         if word == "map" and name in funcs and parse_mapping:
             funcs[name] = funcs[name].with_attr("mapping", parser.section(parse_mapping))
         elif word in vocabularies and name not in funcs:
             funcs[name] = parser.func(vocabularies[word])
-        elif word in vocabularies:
-            raise parser.fail(f"{name} is defined twice")
         else:
             known = ", ".join(sorted(vocabularies))
-            raise parser.fail(f"expected one of {known}, or the mapping of a kernel above")
+            parser.fail(f"expected a new {known}, or the mapping of a kernel above")
     return tuple(funcs.values())
+
+
+_INFIX = {f.infix[0]: (name, f.infix[1]) for name, f in SCALARS.items() if f.infix}
 
 
 class Parser(Cursor):
@@ -50,12 +50,7 @@ class Parser(Cursor):
         super().__init__(text)
         self.scope: dict[str, Value] = {}
         self.unroll: dict[str, int] = {}
-        self.builder = Builder(Names([t.text for t in self.tokens if t.kind == "name"]))
-        self._infix: Infix[Value] = {f.infix[0]: (f.infix[1], self._mapper(name))
-                                     for name, f in SCALARS.items() if f.infix}
-
-    def _mapper(self, fn: str) -> Callable[[Value, Value], Value]:
-        return lambda left, right: self.builder.one(Map(fn, (left, right)))
+        self.builder = Builder(Names([text for _, text, kind in self.tokens if kind == "name"]))
 
     # --- functions and blocks
     def func(self, vocabulary: Vocabulary) -> Func:
@@ -77,24 +72,24 @@ class Parser(Cursor):
 
     def section(self, parse: Callable[[str], Any]) -> Any:
         """What `parse` makes of this line and the block under it, given their text."""
-        start = self.token.at
+        start = self.tokens[self.at][0]
         while self.take() != NEWLINE:
             pass
         if self.accept(INDENT):
             while self.take() != DEDENT:
                 pass
-        return parse("\n" * self.text.count("\n", 0, start) + self.text[start:self.token.at])
+        lines = "\n" * self.text.count("\n", 0, start)
+        return parse(lines + self.text[start:self.tokens[self.at][0]])
 
     def _declaration(self) -> Value:
         name = self.name()
         self.take(":")
-        found = self.type()
-        return self.define(Value(name, found, self.take() if self.token.kind == "name" else ""))
+        found = read_type(self)
+        return self.define(Value(name, found, self.take() if self.kind == "name" else ""))
 
     def define(self, value: Value) -> Value:
-        if value.name in self.scope or value.name in RESERVED:
-            state = "a reserved word" if value.name in RESERVED else "defined twice"
-            raise self.fail(f"{value.name} is {state}")
+        if value.name in self.scope:
+            self.fail(f"{value.name} is defined twice")
         self.scope[value.name] = value
         return value
 
@@ -105,7 +100,7 @@ class Parser(Cursor):
         for arg in args:
             self.define(arg)
         while not self.accept(DEDENT):
-            start = self.token.at
+            start = self.tokens[self.at][0]
             try:
                 self._statement()
             except VerifyError as error:
@@ -118,11 +113,14 @@ class Parser(Cursor):
         if self.peek(1) in (",", "="):
             names = self.listed(self.name)
             self.take("=")
-        if cls := self.vocabulary.keyword(self.peek()):
+        cls = self.vocabulary.keyword(self.peek()) if self.peek(1) != "(" else None
+        if cls:
             self._formed(cls, names)
             return
         if self.peek(1) == "[" and not names:
-            self._store()
+            lanes, buf, subs, mask, _ = self._element()
+            self.take("=")
+            self.builder.add(self._shared(StoreBase, lanes, buf, subs, self.expression(), mask))
         else:
             self._named(names, self.expression())
         self.take(NEWLINE)
@@ -131,18 +129,24 @@ class Parser(Cursor):
         """Give the op that an expression statement ends in its printed name and check its type."""
         last = self.builder.ops[-1] if self.builder.ops else None
         if len(names) != 1 or last is None or value not in last.results:
-            raise self.fail("a statement names the one result of its operation")
+            self.fail("a statement names the one result of its operation")
         self.take(":")
-        if (found := self.type()) != value.type:
-            raise self.fail(f"the type is {value.type}, not {found}", back=1)
+        if (found := read_type(self)) != value.type:
+            self.fail(f"the type is {value.type}, not {found}", back=1)
         renamed = self.define(replace(value, name=names[0]))
         self.builder.ops[-1] = replace(last, results=(renamed,))
 
     # --- ops by their form
     def _formed(self, cls: type[Any], names: tuple[str, ...]) -> None:
         found: dict[str, Any] = {":": (), "carry": ()}
-        for part in form_parts(cls.form):
-            self._part(cls, part, found, bool(names))
+        for optional, parts in form_parts(cls.form):
+            if optional and self.peek() != parts[0].split()[0]:
+                continue
+            for text, field in zip(parts[::2], [*parts[1::2], ""], strict=True):
+                for word in re.findall(r"->|<-|\.\.|\w+|\S", text):
+                    self.take(word)
+                if field:
+                    self._field(cls, field, found, bool(names))
         self.take(NEWLINE)
         types, carry = found.pop(":"), found.pop("carry")
         for n, field in enumerate(f for f, k in field_kinds(cls).items() if k == "Block"):
@@ -163,96 +167,65 @@ class Parser(Cursor):
             self.take(NEWLINE)
         return Block(args, self._ops(args) if self.accept(INDENT) else ())
 
-    def _part(self, cls: type[Op], part: Any, found: dict[str, Any], named: bool) -> None:
-        match part:
-            case str():
-                for token in Cursor(part).tokens[:-2]:
-                    self.take(token.text)
-            case ("field", ":"):
-                if named:
-                    self.take(":")
-                    found[":"] = self.listed(self.type)
-            case ("field", "carry"):
-                pairs = self.listed(self._carry)
-                found["inits"] = tuple(start for _, start in pairs)
-                found["carry"] = tuple(Value(name, start.type) for name, start in pairs)
-            case ("field", name):
-                found[name] = kind(field_kinds(cls)[name]).read(self)
-            case (str(first), *_) if self.peek() == first.split()[0]:
-                for inner in part:
-                    self._part(cls, inner, found, named)
-
-    def _carry(self) -> tuple[str, Value]:
-        name = self.name()
-        self.take("=")
-        return name, self.expression()
+    def _field(self, cls: type[Op], name: str, found: dict[str, Any], named: bool) -> None:
+        if name == "carry":
+            starts = self.listed(lambda: (self.name(), self.take("="), self.expression()))
+            found["inits"] = tuple(value for *_, value in starts)
+            found["carry"] = tuple(Value(name, value.type) for name, _, value in starts)
+        elif name != ":":
+            found[name] = kind(field_kinds(cls)[name]).read(self)
+        elif named:
+            self.take(":")
+            found[":"] = self.listed(lambda: read_type(self))
 
     # --- expressions
-    def expression(self) -> Value:
-        """An infix expression, its ops appended to the block."""
-        return self.climb(self._unit, self._infix)
+    def expression(self, level: int = 0) -> Value:
+        """An infix expression of operators that bind with `level` or more; appends its ops."""
+        left = self._unit()
+        while (found := _INFIX.get(self.peek())) and found[1] >= level:
+            self.take()
+            left = self.builder.one(Map(found[0], (left, self.expression(found[1] + 1))))
+        return left
 
     def _unit(self) -> Value:
         if self.peek() == "(":
             return self.enclosed("()", self.expression)
-        if self.at_number():
+        if self.kind == "num" or self.peek() == "-":
             return self._constant()
         if self.peek(1) == "(":
             return self._call(self.name())
-        return self._load() if self.peek(1) == "[" else self.value()
-
-    def value(self) -> Value:
-        name = self.name()
-        if name not in self.scope:
-            raise self.fail(f"no value is called {name}", back=1)
-        return self.scope[name]
+        if self.peek(1) == "[" and self.vocabulary.of(LoadBase):
+            return self.builder.one(self._shared(LoadBase, *self._element()))
+        return self.known(self.scope, "value")
 
     def _constant(self, dtype: DType | None = None) -> Value:
         number = self.number()
         return self.builder.one(Const(number, dtype or DTYPES[PLAIN[type(number)]]))
 
     def _call(self, name: str) -> Value:
+        at_number = self.tokens[self.at + 1][2] == "num" or self.peek(1) == "-"
         dtype = DTYPES.get(name.removeprefix("round_"))
         if name == "index":
-            return self.enclosed("()", self._index_value)
+            expr, lanes = self.enclosed("()", lambda: (self.expr(), self._lanes()))
+            return self.builder.one(self._shared(IndexValue, lanes, expr))
         if dtype is None:
             args = self.enclosed("()", lambda: self.listed(self.expression))
             return self.builder.one(Map(name, args))
+        if at_number and dtype.name == name:
+            return self.enclosed("()", lambda: self._constant(dtype))
+        x = self.enclosed("()", self.expression)
+        return self.builder.one(Cast(x, dtype, dtype.name != name))
 
-        def converted() -> Value:
-            if self.at_number() and dtype.name == name:
-                return self._constant(dtype)
-            return self.builder.one(Cast(self.expression(), dtype, dtype.name != name))
-
-        return self.enclosed("()", converted)
-
-    def _index_value(self) -> Value:
-        expr = self.index()
-        cls, family = self._family(IndexValue, self._lanes(), (expr,))
-        return self.builder.one(cls(expr, **family))
-
-    def _load(self) -> Value:
-        buf, subs, mask, fill, lanes = self._element()
-        cls, family = self._family(LoadBase, lanes, (*subs, *mask))
-        return self.builder.one(cls(buf, subs, mask, fill, **family))
-
-    def _store(self) -> None:
-        buf, subs, mask, _, lanes = self._element()
-        self.take("=")
-        cls, family = self._family(StoreBase, lanes, (*subs, *mask))
-        self.builder.add(cls(buf, subs, self.expression(), mask, **family))
-
-    def _family(self, base: type[Op], lanes: int,
-                read: tuple[Sub, ...]) -> tuple[type[Any], dict[str, Any]]:
-        """This rung's class of a shared op, and its fields as a family of vectors, if it is one."""
+    def _shared(self, base: type[Op], lanes: int, *fields: Any) -> Op:
+        """This rung's version of an op; a family of vectors, if the rung knows families."""
         cls = self.vocabulary.of(base)
         if cls is None:
-            raise self.fail(f"a {self.vocabulary.kind} has no {base.keyword} ops")
-        if "lanes" not in field_kinds(cls):
-            return cls, {}
-        used = {s for e in read if isinstance(e, Expr) for s in e.symbols()}
+            self.fail(f"a {self.vocabulary.kind} has no {base.keyword} ops")
+        op: Op = cls(*fields)
+        used = {s for expr in expressions(op) for s in expr.symbols()}
         unroll = tuple(u for u in self.unroll.items() if u[0] in used)
-        return cls, {"lanes": lanes, "unroll": unroll}
+        family: dict[str, Any] = {"lanes": lanes, "unroll": unroll}
+        return replace(op, **family) if "lanes" in field_kinds(cls) else op
 
     def _lanes(self) -> int:
         if not self.accept(":"):
@@ -260,23 +233,23 @@ class Parser(Cursor):
         self.take(LANE)
         return self.integer()
 
-    def _element(self) -> tuple[Value, tuple[Sub, ...], tuple[Expr, ...], float | int | bool, int]:
-        """`buf[subscripts : lanes | mask else fill]`"""
-        buf = self.value()
+    def _element(self) -> tuple[Any, ...]:
+        """`buf[subscripts : lanes | mask else fill]`, the lanes first"""
+        buf = self.known(self.scope, "value")
         self.take("[")
         runs = self.listed(self._run)
         lanes = max([self._lanes(), *(n for _, n in runs)])
-        mask = self.listed(self.index) if self.accept("|") else ()
+        mask = self.listed(self.expr) if self.accept("|") else ()
         fill = self.number() if self.accept("else") else 0
         self.take("]")
-        return buf, tuple(sub for sub, _ in runs), mask, fill, lanes
+        return lanes, buf, tuple(sub for sub, _ in runs), mask, fill
 
     def _run(self) -> tuple[Sub, int]:
         """A subscript and its number of lanes: `j : 16` is j+lane for 16 lanes."""
         known = self.scope.get(self.peek())
-        if (known and known.type != INDEX) or self.peek(1) == "(":
+        if (known and known.type != INDEX) or (self.kind, self.peek(1)) == ("name", "("):
             return self._unit(), 1
-        expr = self.index()
+        expr = self.expr()
         if self.peek() != ":" or self.peek(1) == LANE:
             return expr, 1
         self.take(":")
@@ -284,6 +257,7 @@ class Parser(Cursor):
 
     # --- arguments of library calls
     def keyword_argument(self) -> tuple[str, Any]:
+        """`argument` or `name=argument`"""
         name = self.name() if self.peek(1) == "=" else ""
         if name:
             self.take("=")
@@ -293,12 +267,12 @@ class Parser(Cursor):
         """The inverse of `Printer.argument`."""
         if self.peek() == "[":
             return self.enclosed("[]", lambda: self.listed(self.argument))
-        if self.accept("size"):
-            return self.enclosed("()", self.index)
-        if self.token.kind == "str":
-            return self.word()
-        if self.at_number():
+        if self.kind == "num" or self.peek() == "-":
             return self.number()
-        if self.peek() in DTYPES and self.peek(1) != "(":
-            return self.dtype()
-        return None if self.accept("None") else self._unit()
+        if self.kind == "str":
+            return self.word()
+        if self.accept("None"):
+            return None
+        if self.accept("size"):
+            return self.enclosed("()", self.expr)
+        return self.known(DTYPES, "dtype") if self.peek() in DTYPES else self.expression()

@@ -63,7 +63,7 @@ def dead_code(func: Func) -> Func:
     return func if len(kept) == len(func.body.ops) else func.with_ops(kept[::-1])
 
 
-def merge_equal(func: Func) -> Func:
+def merge_equal(func: Func, classes: tuple[type[Op], ...] = (Op,)) -> Func:
     """Common subexpressions: pure ops of equal class, operands and attributes become one."""
     seen: dict[Any, Op] = {}
     values: dict[Value, Value] = {}
@@ -71,7 +71,7 @@ def merge_equal(func: Func) -> Func:
     for old in func.body.ops:
         op = old.map(values)
         key = (type(op), tuple(_key(x) for _, x in attributes(op)))
-        if op.effect is not Effect.PURE or op.blocks():
+        if op.effect is not Effect.PURE or op.blocks() or not isinstance(op, classes):
             kept.append(op)
         elif key in seen:
             values.update(zip(old.results, seen[key].results, strict=True))
@@ -79,7 +79,7 @@ def merge_equal(func: Func) -> Func:
         else:
             seen[key] = op
             kept.append(op)
-    return func if len(kept) == len(func.body.ops) else func.with_ops(kept)
+    return func if not values else func.with_ops(kept)
 
 
 def _key(x: Any) -> Any:

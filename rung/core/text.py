@@ -1,9 +1,9 @@
 """One printer for every rung: `Func` to text that `core.parse` reads back.
 
-An op prints by its `form`: literal words, `{field}`, an optional `<group>` that is left out when its
-fields have their defaults, `{carry}` for a loop's `name = start` pairs, and `{:}` where the result
-types go (default: last). Scalar maps print infix, loads as `x[i,k]`, and an op of one use prints
-inside its user, so `y[i] = floor(x[i]) + 1.0` is one line for four ops.
+An op prints by its `form`: literal words, `{field}`, an optional group `< word {field}>` that is
+left out where its fields have their defaults, `{carry}` for a loop's `name = start` pairs, and
+`{:}` where the result types go (default: last). Scalar maps print infix, loads as `x[i,k]`, and an
+op of one use prints inside its user, so `y[i] = floor(x[i]) + 1.0` is one line for four ops.
 
 `KINDS` says how the fields of each annotation are written and read.
 """
@@ -13,8 +13,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import cache
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from rung.core.expr import Expr
@@ -22,7 +23,7 @@ from rung.core.lexer import NAME
 from rung.core.op import Block, Func, Op, Value, uses
 from rung.core.ops import Cast, Const, IndexValue, LoadBase, Map, StoreBase, Sub
 from rung.core.scalar import SCALARS
-from rung.core.types import DType
+from rung.core.types import DTYPES, DType
 
 if TYPE_CHECKING:
     from rung.core.parse import Parser
@@ -32,7 +33,7 @@ LANE = "lane"  # the index symbol that runs over the lanes of one vector
 
 def print_func(func: Func, notes: Callable[[Op], str] | None = None) -> str:
     """The text of `func`; `notes` may give a trailing comment for an op."""
-    return "\n".join(Printer(func, notes).lines)
+    return "\n".join(text for text, _ in Printer(func, notes).rows)
 
 
 # --- forms and fields -----------------------------------------------------------------------------
@@ -46,7 +47,6 @@ class Kind:
     sep: str = ","
 
 
-@cache
 def field_kinds(cls: type) -> dict[str, str]:
     """Field name to its annotation."""
     return {f.name: str(f.type) for f in fields(cls) if f.name != "results"}
@@ -55,80 +55,55 @@ def field_kinds(cls: type) -> dict[str, str]:
 @cache
 def kind(annotation: str) -> Kind:
     """How to write and read a field; that of a tuple follows from its items."""
-    if annotation in KINDS:
-        return KINDS[annotation]
     found = re.fullmatch(r"tuple\[(.*), \.\.\.\]", annotation)
     if not found:
-        raise TypeError(f"a form cannot name a field of type {annotation}")
+        return KINDS[annotation.removesuffix(" | None")]
     item = KINDS[found[1]]
     return Kind(lambda p, xs: item.sep.join(item.show(p, x) for x in xs),
                 lambda p: p.listed(lambda: item.read(p)))
 
 
 @cache
-def form_parts(form: str) -> tuple[Any, ...]:
-    """A form as a tuple of literal text, ('field', name) and nested tuples for optional groups."""
-    stack: list[list[Any]] = [[]]
-    for token in re.findall(r"\{[^}]*\}|[<>]|(?:<-|->|[^{<>])+", form):
-        if token == "<":
-            stack.append([])
-        elif token == ">":
-            group = tuple(stack.pop())
-            stack[-1].append(group)
-        else:
-            stack[-1].append(("field", token[1:-1]) if token[0] == "{" else token)
-    return (*stack[0], *([] if "{:}" in form else [("field", ":")]))
-
-
-@cache
-def defaults(cls: type) -> dict[str, Any]:
-    """Fields with a default, and `carry` for no carried values."""
-    return {f.name: f.default for f in fields(cls) if f.default is not MISSING} | {"carry": ""}
+def form_parts(form: str) -> tuple[tuple[bool, list[str]], ...]:
+    """Parts of a form: whether optional, and [text, field, text, ..., field, text]."""
+    parts = re.split(r"<( [^>]*)>", form.replace(" {:}", "{:}") + "{:}" * ("{:}" not in form))
+    return tuple((n % 2 > 0, re.split(r"\{(.*?)\}", part)) for n, part in enumerate(parts))
 
 
 # --- functions ------------------------------------------------------------------------------------
 
 class Printer:
-    """Prints one function into `lines`; `rows` has the op of each line (None for other lines)."""
+    """Prints one function into `rows`: lines, each with its op or None."""
 
     def __init__(self, func: Func, notes: Callable[[Op], str] | None = None):
         self.notes = notes
-        self.lines: list[str] = []
-        self.rows: list[Op | None] = []
+        self.rows: list[tuple[str, Op | None]] = []
         self.inlined: dict[Value, Op] = {}
         mapping = func.attr("mapping")
         self._keep = mapping.names() if mapping is not None else frozenset()
         self._plan(func.body, uses(func.body))
         self._header(func)
         self._block(func.body, 1)
-        for line in str(mapping).splitlines() if mapping is not None else ():
-            self._line(line)
-
-    def _line(self, text: str, op: Op | None = None) -> None:
-        self.lines.append(text)
-        self.rows.append(op)
+        if mapping is not None:
+            self.rows += [(line, None) for line in str(mapping).splitlines()]
 
     def _header(self, func: Func) -> None:
         params, outs = (", ".join(f"{v.name}: {v.type} {v.role}".rstrip() for v in values)
                         for values in (func.params, func.outs))
-        self._line(f"{func.kind} {func.name}({params})" + (f" -> {outs}" if outs else ""))
-        for name, value in func.attrs:
-            if name != "mapping" and not value.implied(func):
-                self._line(f"  {name} {value}")
+        head = f"{func.kind} {func.name}({params})" + (f" -> {outs}" if outs else "")
+        attrs = [f"  {name} {value}" for name, value in func.attrs
+                 if name != "mapping" and not value.implied(func)]
+        self.rows += [(line, None) for line in (head, *attrs)]
 
     def _plan(self, block: Block, users: dict[Value, list[Op]]) -> None:
         """Choose the ops that print inside their user."""
-        here = {id(op): n for n, op in enumerate(block.ops)}
-        borders = [n for n, op in enumerate(block.ops)
-                   if op.effect.value != "pure" or op.blocks()]
-        for n, op in enumerate(block.ops):
+        borders = (op.effect.value != "pure" or bool(op.blocks()) for op in block.ops)
+        part = dict(zip(block.ops, accumulate(borders, initial=0), strict=False))
+        for op in block.ops:
             for inner in op.blocks():
                 self._plan(inner, users)
-            if op.inline == "never" or len(op.results) != 1:
-                continue
-            readers = users.get(op.result, [])
-            at = here.get(id(readers[0]), -1) if len(readers) == 1 else -1
-            alone = at > n and not any(n < e < at for e in borders)
+            readers = users.get(op.result, []) if op.inline == "single" else []
+            alone = len(readers) == 1 and part.get(readers[0]) == part[op]
             if op.inline == "always" or (alone and self._fits(op, readers[0])):
                 self.inlined[op.result] = op
 
@@ -145,10 +120,11 @@ class Printer:
             if len(op.results) == 1 and op.result in self.inlined:
                 continue
             note = self.notes(op) if self.notes else ""
-            self._line("  " * depth + self.statement(op) + (f"  # {note}" if note else ""), op)
+            line = "  " * depth + self.statement(op)
+            self.rows.append((f"{line}  # {note}" if note else line, op))
             for n, inner in enumerate(op.blocks()):
                 if n and inner.ops:
-                    self._line("  " * depth + "else")
+                    self.rows.append(("  " * depth + "else", None))
                 self._block(inner, depth + 1)
 
     def statement(self, op: Op) -> str:
@@ -156,27 +132,27 @@ class Printer:
         if isinstance(op, StoreBase):
             return f"{self._element(op)} = {self.expression(op.value)}"
         types = " : " + ", ".join(str(r.type) for r in op.results) if op.results else ""
-        body = self._parts(op, form_parts(op.form), types) if op.form else self.inline(op) + types
+        body = self._form(op, types) if op.form else self.inline(op) + types
         names = ", ".join(r.name for r in op.results)
         return f"{names} = {body}" if names else body.rstrip()
 
-    def _parts(self, op: Op, parts: tuple[Any, ...], types: str) -> str:
-        return "".join(p if isinstance(p, str) else self._part(op, p, types) for p in parts)
+    def _form(self, op: Op, types: str) -> str:
+        out = ""
+        for optional, parts in form_parts(op.form):
+            names = ["inits" if n == "carry" else n for n in parts[1::2]]
+            if not optional or any(repr(getattr(op, n)) != repr(getattr(type(op), n, None))
+                                   for n in names):
+                out += "".join(self._field(op, part, types) if n % 2 else part
+                               for n, part in enumerate(parts))
+        return out
 
-    def _part(self, op: Op, part: tuple[Any, ...], types: str) -> str:
-        match part:
-            case ("field", ":"):
-                return types
-            case ("field", "carry"):
-                pairs = zip(op.blocks()[0].args, op.operands(), strict=True)
-                return ", ".join(f"{a.name} = {self.expression(v)}" for a, v in pairs)
-            case ("field", name):
-                return kind(field_kinds(type(op))[name]).show(self, getattr(op, name))
-        standard = defaults(type(op))
-        inside = {p[1]: self._part(op, p, "") if p[1] == "carry" else getattr(op, p[1])
-                  for p in part if p[0] == "field"}
-        full = any(repr(x) != repr(standard.get(n)) for n, x in inside.items())
-        return self._parts(op, part, types) if full else ""
+    def _field(self, op: Op, name: str, types: str) -> str:
+        if name == ":":
+            return types
+        if name == "carry":
+            pairs = zip(op.blocks()[0].args, op.operands(), strict=False)
+            return ", ".join(f"{a.name} = {self.expression(v)}" for a, v in pairs)
+        return kind(field_kinds(type(op))[name]).show(self, getattr(op, name))
 
     # --- expressions
     def expression(self, value: Value, level: int = 0) -> str:
@@ -189,7 +165,7 @@ class Printer:
         match op:
             case Const():
                 text = print_number(op.value)
-                return text if PLAIN[type(op.value)] == op.dtype.name else f"{op.dtype}({text})"
+                return text if PLAIN.get(type(op.value)) == op.dtype.name else f"{op.dtype}({text})"
             case LoadBase():
                 return self._element(op)
             case IndexValue():
@@ -261,11 +237,11 @@ def print_word(x: str) -> str:
 
 KINDS = {
     "Value": Kind(lambda p, x: p.expression(x), lambda p: p.expression(), ", "),
-    "Expr": Kind(lambda p, x: str(x), lambda p: p.index()),
+    "Expr": Kind(lambda p, x: str(x), lambda p: p.expr()),
     "Axis": Kind(lambda p, x: str(x), lambda p: p.name()),
     "str": Kind(lambda p, x: print_word(x), lambda p: p.word()),
     "int": Kind(lambda p, x: str(x), lambda p: p.integer()),
-    "DType": Kind(lambda p, x: str(x), lambda p: p.dtype()),
+    "DType": Kind(lambda p, x: str(x), lambda p: p.known(DTYPES, "dtype")),
     "float | int | bool": Kind(lambda p, x: print_number(x), lambda p: p.number()),
     "Args": Kind(lambda p, xs: ", ".join((f"{name}=" if name else "") + p.argument(x)
                                          for name, x in xs),

@@ -128,6 +128,11 @@ def axes_of(t: Type) -> tuple[str, ...]:
     return t.axes if isinstance(t, AxesType) else ()
 
 
+def shape_of(t: Type) -> tuple[Expr, ...]:
+    """The sizes of a tensor; () for a scalar."""
+    return t.shape if isinstance(t, TensorType) else ()
+
+
 def dtype_of(t: Type) -> DType:
     """The element type; a loop variable or size counts as i64."""
     return I64 if isinstance(t, IndexType) else t.dtype
@@ -145,13 +150,13 @@ def read_type(p: Cursor) -> Type:
     space = p.name() if _is_type(p.peek(1)) else ""
     word = p.name()
     if not _is_type(word):
-        raise p.fail(f"no type is called {word}", back=1)
+        p.fail(f"no type is called {word}", back=1)
     stem, _, lanes = word.partition("x")
     dtype = DTYPES[stem]
     if space:
         sizes = [s.const_value for s in p.sizes()]
         if None in sizes:
-            raise p.fail("an array has constant sizes", back=1)
+            p.fail("an array has constant sizes", back=1)
         return ArrayType(space, dtype, tuple(s or 0 for s in sizes))
     if p.peek() == "[":
         return TensorType(dtype, p.sizes(), p.sizes() if p.accept("strides") else None)
@@ -160,7 +165,7 @@ def read_type(p: Cursor) -> Type:
     if pairs and not lanes and not unroll:
         return axes_type(dtype, tuple(name for name, _ in pairs))
     if len(unroll) < len(pairs):
-        raise p.fail("an unrolled axis has a count, as in r<14", back=1)
+        p.fail("an unrolled axis has a count, as in r<14", back=1)
     return VecType(dtype, int(lanes or 1), unroll)
 
 

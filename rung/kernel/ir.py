@@ -12,21 +12,30 @@ unrolled axes live in index expressions by name. A loop `at` a parallel level is
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
 from rung.core.errors import VerifyError
-from rung.core.expr import Expr
-from rung.core.interp import Interp, bind_sizes
-from rung.core.op import Block, Effect, Func, Op, Value, walk
-from rung.core.ops import Cast, Const, IndexValue, LoadBase, Map, StoreBase
-from rung.core.parse import Vocabulary
+from rung.core.expr import Expr, is_size
+from rung.core.interp import Interp, bind_buffers
+from rung.core.lexer import Cursor
+from rung.core.op import RESERVED, Block, Effect, Func, Op, Value, Vocabulary, expressions, walk
+from rung.core.ops import (
+    Cast,
+    Const,
+    IndexValue,
+    LoadBase,
+    Map,
+    StoreBase,
+    buffers_of,
+    verify_buffers,
+)
 from rung.core.scalar import MONOIDS
 from rung.core.text import LANE
-from rung.core.types import I64, ArrayType, TensorType, Type, VecType, dtype_of
+from rung.core.types import I64, ArrayType, Axis, Type, VecType, dtype_of
 
 Unroll = tuple[tuple[str, int], ...]
 THREADS = ("wg", "warp", "thread", "lane")  # levels whose steps run in lockstep, one a thread
@@ -47,11 +56,18 @@ class Unrolled:
     def implied(self, func: Func) -> bool:
         return not self.counts
 
+    def renamed(self, names: Mapping[str, str]) -> Unrolled:
+        return Unrolled(tuple((names.get(name, name), count) for name, count in self.counts))
 
-def parse_unroll(text: str) -> Unrolled:
+
+def read_unroll(p: Cursor) -> Unrolled:
     """`r<14, q<2` to Unrolled."""
-    pairs = (item.split("<") for item in text.split(","))
-    return Unrolled(tuple((name.strip(), int(count)) for name, count in pairs))
+    def one() -> tuple[str, int]:
+        name = p.name()
+        p.take("<")
+        return name, p.integer()
+
+    return Unrolled(p.listed(one))
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,14 +148,14 @@ class Alloc(Op):
 class For(Op):
     """A loop from 0 up to `hi`, or `cap` if that is less; carries values through `yield`."""
 
-    var: str
+    var: Axis
     hi: Expr
     body: Block
     cap: Expr | None = None
     level: str = ""
     inits: tuple[Value, ...] = ()
     keyword: ClassVar[str] = "for"
-    form: ClassVar[str] = "for {var} in 0..{hi}< cap {cap}>< at {level}>< carry {carry}>{body}"
+    form: ClassVar[str] = "for {var} in 0..{hi}< cap {cap}>< at {level}>< carry {carry}>"
 
     def infer(self) -> tuple[Type, ...]:
         return tuple(a.type for a in self.body.args)
@@ -172,7 +188,7 @@ class If(Op):
     orelse: Block
     types: tuple[Type, ...] = ()
     keyword: ClassVar[str] = "if"
-    form: ClassVar[str] = "if nonneg [{cond}]{then}{orelse}"
+    form: ClassVar[str] = "if nonneg [{cond}]"
 
     def infer(self) -> tuple[Type, ...]:
         return self.types
@@ -237,7 +253,7 @@ class Combine(Op):
 
     monoid: str
     x: Value
-    axis: str
+    axis: Axis
     keyword: ClassVar[str] = "combine"
     form: ClassVar[str] = "combine {monoid} {x} by {axis}"
 
@@ -277,9 +293,8 @@ OPS = (Load, Store, KernelIndex, Alloc, Fill, For, If, Yield, Combine, Barrier, 
 
 def run_kernel_ir(func: Func, arrays: Mapping[str, np.ndarray]) -> None:
     """Run Kernel IR on NumPy arrays by parameter and output name, in place."""
-    buffers = [(v, arrays[v.name]) for v in (*func.params, *func.outs)
-               if isinstance(v.type, TensorType)]
-    sizes = bind_sizes([(v.type.shape, a.shape) for v, a in buffers])
+    buffers = [(v, np.asarray(arrays[v.name])) for v in (*func.params, *func.outs)]
+    sizes = bind_buffers(buffers)
     unroll = func.attr("unroll", Unrolled(()))
     threads = [(op.var, op) for op in walk(func.body) if isinstance(op, For)
                and op.level in THREADS]
@@ -298,4 +313,62 @@ def counts(unroll: Iterable[tuple[str, int]], names: Iterable[str]) -> Unroll:
     return tuple((n, c) for n, c in unroll if n in wanted)
 
 
-VOCABULARY = Vocabulary("kernel-ir", OPS, (("unroll", parse_unroll),))
+def verify_kernel_ir(func: Func, spaces: Collection[str] | None = None) -> None:
+    """Rules of a whole kernel: symbols in scope, families as declared, stores to memory only.
+
+    `spaces` are the machine's memory spaces; None allows any.
+    """
+    ops = list(walk(func.body))
+    values = {v.name for v in buffers_of(func)}
+    for op in ops:
+        values |= {v.name for v in (*op.results, *(a for b in op.blocks() for a in b.args))}
+    unroll = tuple(func.attr("unroll", Unrolled(())))
+    for name in {name for name, _ in unroll} & (values | RESERVED):
+        raise VerifyError(f"{name} is an unrolled axis and a value, or a reserved word")
+    for op in ops:
+        space = getattr(op.types[0], "space", "") if isinstance(op, Alloc) else None
+        space = op.space if isinstance(op, Barrier) else space
+        if space is not None and spaces is not None and space not in spaces:
+            raise VerifyError(f"{space} is no memory space here", op)
+        _verify_family(op, unroll)
+    _verify_scope(func.body, {name for name, _ in unroll}, values)
+    accesses = [op for op in ops if isinstance(op, Load | Store)]
+    verify_buffers(func, accesses, [op.result for op in ops if isinstance(op, Alloc)])
+
+
+def _verify_scope(block: Block, scope: set[str], values: set[str]) -> None:
+    """Index symbols are sizes, unrolled axes or variables of loops around; none is shadowed."""
+    for op in block.ops:
+        symbols = {s for e in expressions(op) for s in e.symbols() if not is_size(s)}
+        symbols |= {op.axis} if isinstance(op, Combine) else set()
+        lanes = {LANE} if getattr(op, "lanes", 2) > 1 else set()
+        if loose := sorted(symbols - scope - lanes):
+            raise VerifyError(f"no axis or loop variable is called {', '.join(loose)} here", op)
+        inner = scope
+        if isinstance(op, For):
+            if op.var in scope or op.var in values or op.var in RESERVED or is_size(op.var):
+                raise VerifyError(f"loop variable {op.var} has the name of something else", op)
+            inner = scope | {op.var}
+        for nested in op.blocks():
+            _verify_scope(nested, inner, values)
+
+
+def _verify_family(op: Op, unroll: Unroll) -> None:
+    """The copies of a family are those that its subscripts tell apart."""
+    for value in op.results:
+        if isinstance(value.type, VecType) and not set(value.type.unroll) <= set(unroll):
+            raise VerifyError(f"{value.type} is unrolled unlike the kernel", op)
+    if not isinstance(op, Load | Store | KernelIndex):
+        return
+    used = {s for e in expressions(op) for s in e.symbols()}
+    if op.unroll != counts(unroll, used):
+        raise VerifyError("is not unrolled over the axes in its subscripts", op)
+    if isinstance(op, Store) and isinstance(op.value.type, VecType):
+        subs = [s.type for s in op.subs if isinstance(s, Value) and isinstance(s.type, VecType)]
+        held = {*op.unroll, *(u for t in subs for u in t.unroll)}
+        lanes = max([op.lanes, *(t.lanes for t in subs)])
+        if not set(op.value.type.unroll) <= held or op.value.type.lanes not in (1, lanes):
+            raise VerifyError(f"stores {op.value.type} to fewer elements", op)
+
+
+VOCABULARY = Vocabulary("kernel-ir", OPS, (("unroll", read_unroll),))

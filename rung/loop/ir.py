@@ -18,13 +18,25 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rung.core.errors import VerifyError
-from rung.core.expr import Expr, is_size
-from rung.core.interp import Interp, bind_sizes
-from rung.core.op import Builder, Func, Names, Op, Value
-from rung.core.ops import Cast, Const, IndexValue, LoadBase, Map, StoreBase, Sub
-from rung.core.parse import Vocabulary
+from rung.core.expr import Expr, is_size, sym
+from rung.core.interp import Interp, bind_buffers
+from rung.core.lexer import Cursor
+from rung.core.op import RESERVED, Builder, Func, Names, Op, Value, Vocabulary
+from rung.core.ops import (
+    Cast,
+    Const,
+    IndexValue,
+    LoadBase,
+    Map,
+    StoreBase,
+    Sub,
+    buffers_of,
+    verify_buffers,
+)
+from rung.core.rewrite import merge_equal
 from rung.core.scalar import MONOIDS, SCALARS
 from rung.core.types import (
+    Axis,
     DType,
     TensorType,
     Type,
@@ -37,7 +49,7 @@ from rung.loop.carriers import CARRIERS, Carrier
 
 @dataclass(frozen=True)
 class Axes:
-    """Extents of a kernel's axes, in order of first use."""
+    """Extents of a kernel's axes; their order means nothing."""
 
     extents: tuple[tuple[str, Expr], ...]
 
@@ -46,15 +58,18 @@ class Axes:
 
     def implied(self, func: Func) -> bool:
         """Whether the ops alone give these extents, so that text can leave them out."""
-        return find_axes(func) == self
+        return dict(find_axes(func).extents) == dict(self.extents)
+
+    def renamed(self, names: Mapping[str, str]) -> Axes:
+        """Under other names, which decide the order."""
+        symbols = {old: sym(new) for old, new in names.items()}
+        return Axes(tuple(sorted(((names.get(name, name), extent.subs(symbols))
+                                  for name, extent in self.extents), key=lambda pair: pair[0])))
 
 
-def parse_axes(text: str) -> Axes:
+def read_axes(p: Cursor) -> Axes:
     """`i 504, j 512` to Axes."""
-    from rung.core.expr import parse_expr
-
-    pairs = (item.strip().split(None, 1) for item in text.split(","))
-    return Axes(tuple((name, parse_expr(extent)) for name, extent in pairs))
+    return Axes(p.listed(lambda: (p.name(), p.expr())))
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,11 +104,11 @@ class Fold(Op):
 
     carrier: str
     args: tuple[Value, ...]
-    axis: str
+    axis: Axis
     extent: Expr
     acc: DType
     keyword: ClassVar[str] = "fold"
-    form: ClassVar[str] = "fold {carrier} {args} over {axis} {extent} acc {acc}"
+    form: ClassVar[str] = "fold {carrier} {args} over {axis} {extent} {:} acc {acc}"
 
     @property
     def rule(self) -> Carrier:
@@ -150,7 +165,7 @@ class Contract(Op):
     product: str
     a: Value
     b: Value
-    axis: str
+    axis: Axis
     extent: Expr
     acc: DType
     keyword: ClassVar[str] = "contract"
@@ -194,8 +209,9 @@ def _einsum(a: np.ndarray, b: np.ndarray, at: int) -> np.ndarray:
     out = [d for d in dims if d != at and (d in keep_a or d in keep_b)]
     a2 = a.reshape([a.shape[d] for d in keep_a])
     b2 = b.reshape([b.shape[d] for d in keep_b])
-    y = np.einsum(a2, keep_a, b2, keep_b, out, optimize=True)
-    return y.reshape([max(a.shape[d], b.shape[d]) if d in out else 1 for d in dims if d != at])
+    y = np.asarray(np.einsum(a2, keep_a, b2, keep_b, out, optimize=True))
+    return y.reshape([(a if a.shape[d] != 1 else b).shape[d] if d in out else 1
+                      for d in dims if d != at])
 
 
 def free_axes(subs: Iterable[Sub], mask: Iterable[Expr] = ()) -> tuple[str, ...]:
@@ -210,14 +226,14 @@ def free_axes(subs: Iterable[Sub], mask: Iterable[Expr] = ()) -> tuple[str, ...]
 def find_axes(func: Func) -> Axes:
     """Extents read off the folds and the plain subscripts of stores, then of loads."""
     extents: dict[str, Expr] = {}
-    stores = [op for op in func.body.ops if isinstance(op, Store)]
-    loads = [op for op in func.body.ops if isinstance(op, Load)]
+    accesses: list[Load | Store] = [op for op in func.body.ops if isinstance(op, Store)]
+    accesses += [op for op in func.body.ops if isinstance(op, Load)]
     for op in func.body.ops:
         if isinstance(op, Fold | Contract):
             extents[op.axis] = op.extent
-    for access in (*stores, *loads):
-        assert isinstance(access.buf.type, TensorType)
-        for sub, size in zip(access.subs, access.buf.type.shape, strict=True):
+    for access in accesses:
+        shape = access.buf.type.shape if isinstance(access.buf.type, TensorType) else ()
+        for sub, size in zip(access.subs, shape, strict=False):
             if isinstance(sub, Expr) and sub.is_symbol() and not is_size(str(sub)):
                 extents.setdefault(str(sub), size)
     used = dict.fromkeys(a for op in func.body.ops for a in op_axes(op))
@@ -250,12 +266,15 @@ def make_kernel(name: str, params: Iterable[Value], outs: Iterable[Value],
     return Func("kernel", name, tuple(params), tuple(outs), builder.block(), (("axes", table),))
 
 
-def run_kernel(func: Func, arrays: Mapping[str, np.ndarray]) -> None:
-    """Run a kernel on NumPy arrays by parameter and output name; stores go into the arrays."""
+def run_kernel(func: Func, arrays: Mapping[str, np.ndarray],
+               known: Mapping[str, int] | None = None) -> None:
+    """Run a kernel on NumPy arrays by parameter and output name; stores go into the arrays.
+
+    `known` gives the sizes that no buffer's shape shows alone, as in x: f32[8*s0].
+    """
     extents = extents_of(func)
-    buffers = [(v, arrays[v.name]) for v in (*func.params, *func.outs)
-               if isinstance(v.type, TensorType)]
-    sizes = bind_sizes([(v.type.shape, a.shape) for v, a in buffers])
+    buffers = [(v, np.asarray(arrays[v.name])) for v in (*func.params, *func.outs)]
+    sizes = {**(known or {}), **bind_buffers(buffers)}
     interp = Interp(sizes, tuple(extents))
     for axis, extent in extents.items():
         interp.symbols[axis] = interp.spread(axis, int(extent.evaluate(sizes)))
@@ -271,25 +290,26 @@ def run_kernel(func: Func, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def verify_kernel(func: Func) -> None:
-    """Rules of a whole kernel: axes have extents, every output is stored, names are apart."""
+    """Rules of a whole kernel: axes have extents and names of their own, outputs are stored."""
     extents = extents_of(func)
+    values = {v.name for op in func.body.ops for v in op.results}
+    for axis in sorted(extents.keys() & (values | RESERVED | {p.name for p in buffers_of(func)})):
+        raise VerifyError(f"{axis} is an axis and a value, or a reserved word")
     for op in func.body.ops:
         for axis in op_axes(op):
             if axis not in extents:
-                raise VerifyError(f"axis {axis} has no extent")
+                raise VerifyError(f"axis {axis} has no extent", op)
         if isinstance(op, Fold | Contract) and extents[op.axis] != op.extent:
-            raise VerifyError(f"{op.axis} has extent {extents[op.axis]}, folded {op.extent}")
-    stored = {op.buf for op in func.body.ops if isinstance(op, Store)}
-    for out in func.outs:
-        if out not in stored:
-            raise VerifyError(f"output {out.name} is never stored")
+            raise VerifyError(f"{op.axis} has extent {extents[op.axis]}, folded {op.extent}", op)
+    verify_buffers(func, [op for op in func.body.ops if isinstance(op, Load | Store)])
 
 
 def finish_kernel(func: Func) -> Func:
-    """What text leaves out: the axes' extents."""
+    """What text leaves out: the axes' extents, and that equal loads are one op."""
+    func = merge_equal(func, (Load,))
     return func if func.attr("axes") else func.with_attr("axes", find_axes(func))
 
 
 VOCABULARY = Vocabulary("kernel", (Load, Store, Fold, Contract, Map, Const, Cast, IndexValue),
-                        (("axes", parse_axes),), finish_kernel)
+                        (("axes", read_axes),), finish_kernel)
 __all__ = ["Axes", "Contract", "Fold", "Load", "Names", "Store"]

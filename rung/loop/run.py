@@ -56,7 +56,7 @@ def _call(module: Module, op: KernelCall, operands: Sequence[Any], interp: Inter
         assert isinstance(out.type, TensorType)
         shape = [int(interp.index(n)) for n in out.type.shape]
         arrays[out.name] = np.zeros(shape, out.type.dtype.numpy)
-    run_kernel(func, arrays)
+    run_kernel(func, arrays, interp.symbols)
     states = [operands[op.args.index(x)] for x in op.updates]
     outs = [arrays[o.name] for o in func.outs]
     for n, t in enumerate(op.types[len(states):]):

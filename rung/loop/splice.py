@@ -13,13 +13,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from rung.core.expr import ZERO, Expr, is_size
+from rung.core.expr import ONE, ZERO, Expr, is_size
 from rung.core.op import Func, Op, Value
 from rung.core.ops import Const, Sub
 from rung.core.rewrite import renamed
 from rung.core.types import dtype_of
 from rung.loop.emit import Copier, Declined, Emitter, rebuilt, renaming, shape
 from rung.loop.ir import Contract, Fold, Load, Store, extents_of, op_axes
+from rung.loop.normalize import split_axes
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,10 +65,11 @@ class _Splice:
             if arg not in inner:
                 self.declare(self.params, arg, param)
         copier = Copier(self.out)
-        for piece, table in ((self.consumer, self.params), (self.consumer, self.outs)):
-            for value, buffer in (piece.params if table is self.params else piece.outs).items():
-                if value not in inner:
-                    copier.values[buffer] = self.declare(table, value, buffer)
+        for arg, param in self.consumer.params.items():
+            if arg not in inner:
+                copier.values[param] = self.params[arg]
+        for result, buffer in self.consumer.outs.items():
+            copier.values[buffer] = self.declare(self.outs, result, buffer)
         for op in self.consumer.func.body.ops:
             if isinstance(op, Load) and op.buf in buffers:
                 copier.values[op.result] = self.instance(op, buffers[op.buf], copier)
@@ -85,7 +87,7 @@ class _Splice:
         if missing:
             raise Declined(f"{next(iter(missing)).name} is not read at its own indices")
         func = self.out.kernel(self.consumer.func.name, self.params.values(), self.outs.values())
-        func = unify(func)
+        func = unify(split_axes(func))
         used = {v for op in func.body.ops for v in op.operands()}
         params = {a: p for a, p in self.params.items() if p in used}
         results = (*self.consumer.results[:len(self.consumer.updates)], *self.outs)
@@ -117,10 +119,10 @@ class _Splice:
         stores = [op for op in self.producer.func.body.ops
                   if isinstance(op, Store) and op.buf is buffer]
         for store in stores:
-            axes, needs = self.solve(store, subs)
-            if self.out.never(needs):
+            axes, tests = self.solve(store, subs)
+            if self.out.never(tests):
                 continue
-            needs = self.out.unproved(needs)
+            needs = self.out.unproved(tests)
             found.append((needs, self.copy(store, axes, (*mask, *needs))))
             if not needs:
                 break
@@ -137,18 +139,19 @@ class _Splice:
         if store.mask:
             raise Declined("the producer's store is masked")
         for place, want, size in zip(store.subs, subs, shape(store.buf), strict=True):
-            axis = _axis_of(place)
-            if axis is None:
-                if isinstance(want, Expr) and isinstance(place, Expr) and not size.is_const(1):
-                    needs += [want - place, place - want]
+            parts, start, count = _digits(place, extents)
+            whole = start is ZERO and count is size
+            if axes.keys() & parts or (isinstance(want, Value) and not (whole and len(parts) == 1)):
+                raise Declined(f"no axes solve {place} = {want}")
+            if isinstance(want, Value):
+                axes[parts[0]] = want
                 continue
-            start = place.without(axis) if isinstance(place, Expr) else ZERO
-            whole = start is ZERO and extents[axis] is size
-            if axis in axes or (isinstance(want, Value) and not whole):
-                raise Declined(f"axis {axis} of the producer is not free")
-            axes[axis] = want - start if isinstance(want, Expr) else want
-            if isinstance(want, Expr) and not whole:
-                needs += [want - start, extents[axis] - 1 - (want - start)]
+            want = want - start
+            if not whole:
+                needs += [want, count - 1 - want]
+            for axis in reversed(parts):  # the innermost axis is the last digit
+                axes[axis] = self.out.index(want % extents[axis] if axis != parts[0] else want)
+                want = want // extents[axis]
         return axes, needs
 
     def copy(self, store: Store, axes: dict[str, Sub], mask: tuple[Expr, ...]) -> Value:
@@ -181,17 +184,23 @@ def splice(producer: Piece, consumer: Piece, kept: frozenset[Value] = frozenset(
     return _Splice(producer, consumer, kept).run()
 
 
-def _axis_of(place: Sub) -> str | None:
-    """The axis in a store's subscript `i + c`; None for a constant; Declined for another form."""
+def _digits(place: Sub, extents: dict[str, Expr]) -> tuple[list[str], Expr, Expr]:
+    """(axes, start, count): `place` is start + a number below count whose digits are the axes.
+
+    Declined for a subscript of another form, such as 2*i or i + j.
+    """
     if isinstance(place, Value):
         raise Declined("the producer stores at data-dependent indices")
     axes = [s for s in place.symbols() if not is_size(s)]
-    if not axes:
-        return None
-    coef = place.coefficient(axes[0])
-    if len(axes) > 1 or coef is None or not coef.is_const(1):
-        raise Declined(f"the producer stores at {place}")
-    return axes[0]
+    coefs = {a: place.coefficient(a) for a in axes}
+    start, count, parts = place.subs(dict.fromkeys(axes, 0)), ONE, list[str]()
+    while len(parts) < len(axes):
+        axis = next((a for a in axes if coefs[a] is count and a not in parts), None)
+        if axis is None:
+            raise Declined(f"the producer stores at {place}")
+        parts.append(axis)
+        count = count * extents[axis]
+    return parts[::-1], start, count
 
 
 def _behind(func: Func, value: Value) -> Iterator[Op]:

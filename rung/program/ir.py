@@ -18,10 +18,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rung.core.errors import VerifyError
-from rung.core.expr import Expr
+from rung.core.expr import Expr, is_size
 from rung.core.interp import Interp
-from rung.core.op import Block, Effect, Func, Op, Value
+from rung.core.op import Block, Effect, Func, Op, Value, Vocabulary, expressions, walk
+from rung.core.ops import IndexValue
 from rung.core.types import TensorType, Type
+from rung.tensor import ir as tensor
 
 ROLES = ("input", "param", "const", "mutated", "")
 Args = tuple[tuple[str, Any], ...]  # (keyword or "", argument)
@@ -63,7 +65,7 @@ class Composite(Op):
     body: Block
     types: tuple[Type, ...] = ()
     keyword: ClassVar[str] = "composite"
-    form: ClassVar[str] = "composite {target}({args}){body}"
+    form: ClassVar[str] = "composite {target}({args})"
 
     def infer(self) -> tuple[Type, ...]:
         return self.types
@@ -177,7 +179,7 @@ class Return(Op):
 
     values: tuple[Value, ...]
     keyword: ClassVar[str] = "return"
-    form: ClassVar[str] = "return< {values}>"
+    form: ClassVar[str] = "return {values}"
     effect: ClassVar[Effect] = Effect.ORDERED
 
     def run(self, interp: Interp, *operands: Any) -> Any:
@@ -186,6 +188,27 @@ class Return(Op):
 
 ERRORS: dict[str, type[Exception]] = {"IndexError": IndexError, "RuntimeError": RuntimeError}
 OPS = (Call, Composite, KernelCall, Apply, Write, Check, Yield, Return)
+VOCABULARY = Vocabulary("program", (*OPS, *tensor.OPS, IndexValue))
+
+
+def verify_program(func: Func) -> None:
+    """Rules of a whole program: it returns, knows its roles, and checks before it writes."""
+    last = func.body.last if func.body.ops else None
+    if not isinstance(last, Return):
+        raise VerifyError("a program ends in `return`", last)
+    for param in func.params:
+        if param.role not in ROLES:
+            raise VerifyError(f"{param.name} has role {param.role}, not one of {', '.join(ROLES)}")
+    if func.outs:
+        raise VerifyError(f"a program returns values, it has no output {func.outs[0].name}")
+    wrote = False
+    for op in walk(func.body):
+        if isinstance(op, Check) and wrote:
+            raise VerifyError("a check stands before the first write to an argument", op)
+        wrote |= isinstance(op, Write) or (isinstance(op, KernelCall) and bool(op.updates))
+        for expr in expressions(op) if not isinstance(op, tensor.Index) else ():
+            if loose := {s for s in expr.symbols() if not is_size(s)}:
+                raise VerifyError(f"{', '.join(sorted(loose))} is no size", op)
 
 
 @dataclass(frozen=True)

@@ -343,10 +343,8 @@ class Emitter:
                 self.text[arg, tuple(point.items())] = self._at(result, point)
         end = self.c(op.hi)
         if op.cap is not None:
-            self.line(f"const long {op.var}_cap = {self.c(op.cap)};")
-            end = f"{op.var}_end"
-            self.line(f"const long {end} = {self.c(op.hi)} < {op.var}_cap ? {self.c(op.hi)} : "
-                      f"{op.var}_cap;")
+            cap = self.c(op.cap)
+            end = f"({end} < {cap} ? {end} : {cap})"
         self.open_loop(op, end)
         self.depth += 1
         self._body(op.body, op.results)

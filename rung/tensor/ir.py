@@ -20,7 +20,7 @@ from rung.core.interp import Interp
 from rung.core.op import Op, Value
 from rung.core.ops import Cast, Const, Map
 from rung.core.scalar import MONOIDS, SCALARS
-from rung.core.types import I64, DType, TensorType, Type, dtype_of
+from rung.core.types import I64, Axis, DType, TensorType, Type, dtype_of
 
 
 def shape_of(value: Value) -> tuple[Expr, ...]:
@@ -64,7 +64,7 @@ class Index(Op):
     """out[axes] = x[subs] where every `mask` expression is >= 0, else `fill`."""
 
     x: Value
-    axes: tuple[str, ...]
+    axes: tuple[Axis, ...]
     shape: tuple[Expr, ...]
     subs: tuple[Expr, ...]
     mask: tuple[Expr, ...] = ()
@@ -103,10 +103,10 @@ class Contract(Op):
     combine: str
     product: str
     a: Value
-    a_axes: tuple[str, ...]
+    a_axes: tuple[Axis, ...]
     b: Value
-    b_axes: tuple[str, ...]
-    out_axes: tuple[str, ...]
+    b_axes: tuple[Axis, ...]
+    out_axes: tuple[Axis, ...]
     acc: DType
     keyword: ClassVar[str] = "contract"
     form: ClassVar[str] = ("contract {combine} {product} {a} [{a_axes}], {b} [{b_axes}] "
@@ -261,14 +261,14 @@ class Concat(Op):
         return np.concatenate(operands, self.dim)
 
 
-def axis_names(rank: int, taken: tuple[str, ...] = ()) -> tuple[str, ...]:
+def axis_names(rank: int, taken: tuple[Axis, ...] = ()) -> tuple[Axis, ...]:
     """Names for the dimensions of a result: i, j, k, l, m, n, o, p, then i1, ..."""
     names = [c for c in "ijklmnop" if c not in taken]
     names += [f"{c}{n}" for n in range(1, 9) for c in "ijklmnop"]
     return tuple(names[:rank])
 
 
-def symbols(names: tuple[str, ...]) -> tuple[Expr, ...]:
+def symbols(names: tuple[Axis, ...]) -> tuple[Expr, ...]:
     return tuple(sym(n) for n in names)
 
 

@@ -10,7 +10,7 @@ a copy and a kernel that stores into the copy in place; `reinplace` removes the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from rung.core import origins
@@ -18,6 +18,7 @@ from rung.core.errors import LoweringError
 from rung.core.expr import ZERO, Expr, is_size, sym
 from rung.core.op import Builder, Func, Names, Op, Value
 from rung.core.ops import Cast, Const, IndexValue, Map, Sub
+from rung.core.rewrite import dead_code
 from rung.core.scalar import SCALARS
 from rung.core.types import IndexType, TensorType, dtype_of
 from rung.loop import ir as loop
@@ -63,7 +64,7 @@ class _Lowering:
             if isinstance(op, Const | Map | Cast):
                 self.scalars[op.result] = op
             ops.append(op)
-        return func.with_ops(ops)
+        return dead_code(func.with_ops(ops))
 
     def calls(self, op: Op, names: Names) -> list[Op]:
         """The kernel calls that compute `op`."""
@@ -234,6 +235,6 @@ def _concat(m: _Maker, op: Concat) -> None:
         start = start + size
 
 
-_LOWER = {Map: _elementwise, Cast: _elementwise, Reduce: _reduce, Index: _index,
-          Contract: _contract, Gather: _gather, Scatter: _scatter, Full: _full, Iota: _iota,
-          Concat: _concat}
+_LOWER: dict[type[Op], Callable[..., None]] = {
+    Map: _elementwise, Cast: _elementwise, Reduce: _reduce, Index: _index, Contract: _contract,
+    Gather: _gather, Scatter: _scatter, Full: _full, Iota: _iota, Concat: _concat}

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rung.core.errors import ParseError
@@ -100,6 +100,19 @@ class Mapping:
 
     def implied(self, func: Func) -> bool:
         return False
+
+    def renamed(self, names: dict[str, str]) -> Mapping:
+        """With the kernel's axes and values under other names."""
+        def new(name: str) -> str:
+            return names.get(name, name)
+
+        return Mapping(
+            new(self.kernel), self.machine,
+            tuple(replace(x, axis=new(x.axis)) for x in self.axes),
+            tuple(replace(p, values=tuple(map(new, p.values)), axis=new(p.axis),
+                          panel=p.panel and (new(p.panel[0]), p.panel[1])) for p in self.places),
+            tuple(Carry(new(c.fold), new(c.buffer)) for c in self.carries),
+            tuple(replace(u, contraction=new(u.contraction)) for u in self.uses))
 
     def axis(self, name: str) -> AxisLine | None:
         return next((x for x in self.axes if x.axis == name), None)

@@ -26,17 +26,20 @@ def compile_graphs(gm: fx.GraphModule, example_inputs: Sequence[Any], forward: C
                    inference: Compiler, decompose: Sequence[Any]) -> Callable[..., Any]:
     """AOTAutograd around `forward` (also for backward graphs) and `inference`."""
     def backward(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        # Autograd calls both the compiler and its product, at a time Dynamo may be tracing.
-        quiet = torch._dynamo.disable(forward, reason="Rung's compiler is not traced")
-        product: Callable[..., Any] = torch._dynamo.disable(
-            quiet(graph, inputs), reason="compiled by Rung")
-        return product
+        # Autograd calls the compiler and its product at a time when Dynamo may be tracing.
+        return untraced(untraced(forward)(graph, inputs))
 
-    compiled = aot_module_simplified(  # type: ignore[no-untyped-call,unused-ignore]
+    build: Any = aot_module_simplified
+    return untraced(build(
         gm, example_inputs, fw_compiler=forward, bw_compiler=backward,
         inference_compiler=inference, decompositions=get_decompositions(decompose),
-        keep_inference_input_mutations=True)
-    wrapped: Callable[..., Any] = torch._dynamo.disable(compiled, reason="compiled by Rung")
+        keep_inference_input_mutations=True))
+
+
+def untraced(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, at which Dynamo does not look."""
+    disable: Any = torch._dynamo.disable
+    wrapped: Callable[..., Any] = disable(function, reason="compiled by Rung")
     return wrapped
 
 

@@ -1,11 +1,10 @@
-"""What the entries of the table build with: the ops of one call, conversions put where torch has them.
+"""What the entries of the table build with: ops of one call, conversions put where torch has them.
 
 Arithmetic on bf16 happens in f32: operands are upcast, the result is rounded by an implicit cast.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import cache
 
@@ -49,6 +48,11 @@ def dimension(dim: int, rank: int) -> int:
     return dim + max(rank, 1) if dim < 0 else dim
 
 
+def axis_exprs(rank: int) -> tuple[Expr, ...]:
+    """The axes that `Emit.index` names the dimensions of its result by."""
+    return tuple(map(sym, axis_names(rank)))
+
+
 class Emit:
     """Appends the ops of one call, whose results have `types`."""
 
@@ -79,13 +83,24 @@ class Emit:
         dtype = next(dtype_of(a.type) for a in args if isinstance(a, Value))
         return self.op(Map(fn, tuple(self.value(a, dtype) for a in args)))
 
+    def literal(self, x: Number, dtype: DType) -> Number:
+        """A Python number as a literal of `dtype`; Unsupported where it does not fit."""
+        if dtype is BOOL:
+            return bool(x)
+        if dtype.is_float:
+            return float(x)
+        limit = 1 << (dtype.bits - 1)
+        if x != x or not -limit <= x < limit or int(x) != x:
+            raise Unsupported(f"{x} as {dtype}")
+        return int(x)
+
     def value(self, x: Operand, dtype: DType) -> Value:
         """`x` converted to `dtype`."""
         if isinstance(x, Expr):
             x = self.op(IndexValue(x)) if x.const_value is None else x.const_value
         if isinstance(x, Value):
             return x if dtype_of(x.type) == dtype else self.op(Cast(x, dtype))
-        return self.op(Const(_number(x, dtype), dtype))
+        return self.op(Const(self.literal(x, dtype), dtype))
 
     def operand(self, x: Operand, dtype: DType, exact: bool = False) -> Value:
         """`x` as torch reads an operand of an op on `dtype`: in that type, then upcast.
@@ -119,7 +134,7 @@ class Emit:
               mask: Sequence[Expr] = (), fill: Number = 0) -> Value:
         """`index`, over axes named as by `axis_names`; `x` itself where nothing moves."""
         axes = axis_names(len(shape))
-        same = tuple(shape) == shape_of(x) and tuple(subs) == tuple(map(sym, axes))
+        same = tuple(shape) == shape_of(x) and tuple(subs) == axis_exprs(len(shape))
         if same and not mask and isinstance(x.type, TensorType):
             return x
         return self.op(Index(x, axes, tuple(shape), tuple(subs), tuple(mask), fill))
@@ -127,7 +142,7 @@ class Emit:
     def remap(self, x: Value, shape: Sequence[Expr],
               subs: Callable[[tuple[Expr, ...]], Sequence[Expr]]) -> Value:
         """`index` with subscripts as a function of the axes."""
-        return self.index(x, shape, subs(tuple(map(sym, axis_names(len(shape))))))
+        return self.index(x, shape, subs(axis_exprs(len(shape))))
 
     def reshape(self, x: Value, shape: Sequence[Expr]) -> Value:
         return self.index(x, shape, shapes.reshape(shape_of(x), axis_names(len(shape)), shape))
@@ -167,41 +182,27 @@ class Emit:
                         if less else known)
 
 
-def _number(x: Number, dtype: DType) -> Number:
-    """A Python number as a literal of `dtype`."""
-    if dtype is BOOL:
-        return bool(x)
-    if dtype.is_float:
-        return float(x)
-    if isinstance(x, float) and not x.is_integer():
-        raise Unsupported(f"{x} as {dtype}")
-    limit = 1 << (dtype.bits - 1)
-    if not -limit <= int(x) < limit:
-        raise Unsupported(f"{x} as {dtype}")
-    return int(x)
-
-
-def promote(*operands: Operand) -> DType:
+def promote(x: Operand, y: Operand) -> DType:
     """The type in which torch computes an op on two operands (`torch.result_type`)."""
-    kinds = [(x.type.dtype, not x.type.shape) if isinstance(x, Value) and isinstance(
-        x.type, TensorType) else int if isinstance(x, Expr) else type(x) for x in operands]
-    return _promoted(*kinds)
+    return _promoted(_kind(x), _kind(y))
 
 
-Kind = tuple[DType, bool] | type
+Kind = tuple[DType, bool] | str
+"""(dtype, whether it is of rank 0) of a tensor, or the name of a number's class."""
+
+
+def _kind(x: Operand) -> Kind:
+    if isinstance(x, Value):
+        return dtype_of(x.type), not shape_of(x)
+    return "int" if isinstance(x, Expr) else type(x).__name__
 
 
 @cache
 def _promoted(a: Kind, b: Kind) -> DType:
     def sample(kind: Kind) -> torch.Tensor | Number:
-        if isinstance(kind, type):
-            one: Number = kind(1)
-            return one
+        if isinstance(kind, str):
+            return {"bool": True, "int": 1}.get(kind, 1.0)
         dtype, scalar = kind
         return torch.empty((1,) * (not scalar), dtype=DTYPES[dtype], device="meta")
 
     return TORCH_DTYPES[torch.result_type(sample(a), sample(b))]
-
-
-def finite(x: float) -> bool:
-    return math.isfinite(x)

@@ -24,7 +24,6 @@ from rung.core.errors import Unsupported
 from rung.core.expr import ONE, Expr, sym
 from rung.core.op import Block, Func, Names, Op, Value
 from rung.core.origins import Origin
-from rung.core.parse import CONSTANTS
 from rung.core.types import (
     BF16,
     BOOL,
@@ -49,7 +48,9 @@ TORCH_DTYPES = {
     torch.float64: F64, torch.float32: F32, torch.bfloat16: BF16, torch.float16: F16,
     torch.int64: I64, torch.int32: I32, torch.int16: I16, torch.int8: I8, torch.uint8: U8,
     torch.bool: BOOL}
-RESERVED = {op.keyword for op in (*program.OPS, *tensor.OPS)} | {*CONSTANTS, "None"}
+RESERVED = {op.keyword for op in (*program.OPS, *tensor.OPS)} | {
+    "true", "false", "inf", "nan", "None"}
+"""Words of the language that no value may be named by."""
 
 Result = Value | Expr | int | None
 """One output of the graph: a tensor, a size (symbolic or not) or nothing."""
@@ -187,7 +188,7 @@ class _Importer:
         return Imported(func, tuple(c for _, c in constants), results)
 
     def _placeholder(self, node: fx.Node) -> None:
-        val = node.meta.get("val")
+        val: Any = node.meta.get("val")
         kind = self._type(val)
         role = "mutated" if node in self.written else "input"
         if len(self.params) in self.static and role == "input":

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
-
 from rung.core.errors import Unsupported
 from rung.core.op import Value
 from rung.core.ops import Cast
-from rung.core.types import BF16, BOOL, I64, DType, dtype_of
-from rung.frontends.torch.calls import DTYPES
+from rung.core.types import BF16, BOOL, I64, dtype_of
 from rung.frontends.torch.emit import Emit, Operand, promote
-from rung.tensor.ir import shape_of
 
 Body = Callable[..., Value]
 

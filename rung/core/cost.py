@@ -1,0 +1,223 @@
+"""What a kernel costs on a machine, in closed form from its Loop IR: no schedule, no search.
+
+In: a kernel and a machine. Out: a Bound: bytes, operations and seconds, as
+`max(bytes / rate, operations / rate) + launch`. Each buffer counts once, at most as a whole; one
+that fits into the cache counts at the cache's rate. Operations are points of the op's loop nest
+times its cost; what feeds a contraction is paid again for each tile of the axes it lacks, and a
+kernel with too few independent points leaves cores idle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import ceil, prod
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from rung.core.expr import Expr, is_size
+from rung.core.machine import Machine
+from rung.core.op import Func, Op, Value
+from rung.core.ops import Cast, LoadBase, Map, StoreBase
+from rung.core.scalar import SCALARS
+from rung.core.types import TensorType, axes_of, dtype_of
+
+HINT = 512  # the size that a symbol stands for when nothing better is known
+TILE = 1024  # columns (or rows) that one pass over a contraction's operand serves
+
+
+@dataclass(frozen=True)
+class Bound:
+    """`reason` names what limits; `recompute` is the largest factor by which an op is repeated."""
+
+    memory: float
+    cache: float
+    flops: float
+    ops: float
+    recompute: float
+    parallel: float
+    seconds: float
+    reason: str
+
+    def __str__(self) -> str:
+        return (f"{self.seconds * 1e6:.2f} us ({self.reason}): {self.memory:.3g} B memory, "
+                f"{self.cache:.3g} B cache, {self.flops:.3g} flop, {self.ops:.3g} op, "
+                f"recompute {self.recompute:.3g}, parallel {self.parallel:.3g}")
+
+
+_memo: WeakKeyDictionary[Func, dict[tuple[str, HintKey], Bound]] = WeakKeyDictionary()
+HintKey = tuple[tuple[str, int], ...]
+
+
+def bound(kernel: Func, machine: Machine, hints: Mapping[str, int] | None = None) -> Bound:
+    """The least time that `kernel` can take; symbolic sizes are `hints` or 512."""
+    key = machine.name, tuple(sorted((hints or {}).items()))
+    table = _memo.setdefault(kernel, {})
+    if key not in table:
+        table[key] = _Count(kernel, machine, hints or {}).bound()
+    return table[key]
+
+
+class _Count:
+    """The sums over one kernel's ops."""
+
+    def __init__(self, kernel: Func, machine: Machine, hints: Mapping[str, int]):
+        self.kernel, self.machine, self.hints = kernel, machine, hints
+        axes = kernel.attr("axes")
+        self.extents = {a: self.number(e) for a, e in axes.extents}
+        self.ops = kernel.body.ops
+        self.nests = {id(op): nest(op) for op in self.ops}
+        self.repeats = self._repeats()
+
+    def number(self, e: Expr) -> int:
+        if e.const_value is not None:
+            return e.const_value
+        return int(e.evaluate({s: self.hints.get(s, HINT) for s in e.symbols()}))
+
+    def points(self, axes: Iterable[str]) -> int:
+        return prod(self.extents[a] for a in axes)
+
+    def bound(self) -> Bound:
+        memory, cache = self._bytes()
+        flops, seconds = self._contractions()
+        ops = sum(self._work(op) for op in self.ops)
+        rates, cores = self.machine.rates, self.machine.cores
+        parallel = self._parallel()
+        idle = cores / min(cores, max(parallel, 1))
+        compute = (seconds + 2 * ops / rates.flops["f32"]) * idle
+        traffic = (memory / rates.memory + cache / rates.cache) * min(idle, 2)
+        top = max(compute, traffic)
+        reason = "launch" if top < rates.launch else "compute" if compute > traffic else "memory"
+        repeats = max((self.repeats.get(id(op), 1) for op in self.ops if self._work(op)), default=1)
+        return Bound(memory, cache, flops, ops, repeats, parallel, top + rates.launch, reason)
+
+    def _work(self, op: Op) -> float:
+        """Operations on vector units, in units of one per element."""
+        match op:
+            case Map():
+                cost = SCALARS[op.fn].cost
+            case Cast():
+                cost = 1.0
+            case _ if is_fold(op) and not is_contraction(op):
+                cost = 1.0 if len(op.results) == 1 else 30.0
+            case _:
+                return 0.0
+        return cost * self.points(self.nests[id(op)]) * self.repeats.get(id(op), 1)
+
+    def _contractions(self) -> tuple[float, float]:
+        flops = seconds = 0.0
+        rates = self.machine.rates.flops
+        for op in self.ops:
+            if is_contraction(op):
+                n = 2.0 * self.points(self.nests[id(op)]) * self.repeats.get(id(op), 1)
+                narrow = {self._stored_as(v) for v in op.operands()}
+                rate = rates.get(narrow.pop(), 0) if len(narrow) == 1 else 0
+                flops, seconds = flops + n, seconds + n / (rate or rates["f32"])
+        return flops, seconds
+
+    def _stored_as(self, value: Value) -> str:
+        """The type that an operand has in memory, if it is only cast on the way."""
+        made = {r: op for op in self.ops for r in op.results}
+        while isinstance(op := made.get(value), Cast):
+            value = op.x
+        return dtype_of(value.type).name
+
+    def _bytes(self) -> tuple[float, float]:
+        """(memory, cache): every buffer's touched elements, loads and stores apart."""
+        touched: dict[tuple[Value, bool], float] = {}
+        for op in self.ops:
+            if isinstance(op, LoadBase | StoreBase):
+                key = op.buf, isinstance(op, StoreBase)
+                axes = set(self.nests[id(op)]) if key[1] else set(axes_of(op.results[0].type))
+                touched[key] = touched.get(key, 0) + self.points(axes)
+        limit = sorted(s.bytes for s in self.machine.spaces)[-2:][0] if self.machine.spaces else 0
+        memory = cache = 0.0
+        for (buf, _), count in touched.items():
+            assert isinstance(buf.type, TensorType)
+            size = prod(map(self.number, buf.type.shape))
+            n = min(count, size) * buf.type.dtype.bytes
+            if size * buf.type.dtype.bytes * 2 > limit:
+                memory += n
+            else:
+                cache += n
+        return memory, cache
+
+    def _repeats(self) -> dict[int, float]:
+        """How often each op's nest is run again: tiles of the contraction axes that it lacks."""
+        found: dict[int, float] = {}
+        made = {r: op for op in self.ops for r in op.results}
+        for op in self.ops:
+            if is_contraction(op):
+                free = axes_of(op.results[0].type)
+                for inner in behind(op, made):
+                    lacks = [a for a in free if a not in self.nests[id(inner)]]
+                    again = prod(ceil(self.extents[a] / TILE) for a in lacks)
+                    found[id(inner)] = max(found.get(id(inner), 1), again)
+        for op in self._out_of_order():
+            rest = set().union(*self.nests.values()) - set(self.nests[id(op)])
+            found[id(op)] = max(found.get(id(op), 1), self.points(rest))
+        return found
+
+    def _out_of_order(self) -> list[Op]:
+        """Folds for which no order of loops has all of the others' free axes around or inside."""
+        chain: set[str] | None = None
+        bad: list[Op] = []
+        stores = set().union(*(self.nests[id(op)] for op in self.ops if isinstance(op, StoreBase)))
+        folds = [op for op in self.ops if is_fold(op) and not is_contraction(op)]
+        for op in sorted(folds, key=lambda op: len(axes_of(op.results[0].type))):
+            free = set(axes_of(op.results[0].type))
+            if free >= stores:
+                continue
+            if chain is not None and not chain <= free:
+                bad.append(op)
+            chain = free if chain is None else chain | free
+        return bad
+
+    def _parallel(self) -> float:
+        """Independent points: axes of a store that no fold runs over, and parts of long folds."""
+        folded = {fold_axis(op) for op in self.ops if is_fold(op)}
+        most = 1.0
+        for op in self.ops:
+            if isinstance(op, StoreBase):
+                most = max(most, self.points(a for a in self.nests[id(op)] if a not in folded))
+        stored = {a for op in self.ops if isinstance(op, StoreBase) for a in self.nests[id(op)]}
+        if not folded & stored:
+            most *= max(1.0, self.points(folded - {""}) / 4096)
+        return most
+
+
+def fold_axis(op: Op) -> str:
+    """The axis that an op folds over; empty for other ops."""
+    axis: Any = getattr(op, "axis", "")
+    return str(axis)
+
+
+def is_fold(op: Op) -> bool:
+    return bool(fold_axis(op)) and not isinstance(op, LoadBase | StoreBase)
+
+
+def is_contraction(op: Op) -> bool:
+    return is_fold(op) and hasattr(op, "product")
+
+
+def nest(op: Op) -> tuple[str, ...]:
+    """The axes of an op's loops."""
+    if isinstance(op, StoreBase):
+        names: list[str] = []
+        for sub in (*op.subs, *op.mask):
+            names += axes_of(sub.type) if isinstance(sub, Value) else sub.symbols()
+        return tuple(dict.fromkeys(n for n in names if not is_size(n)))
+    values = op.operands() if is_fold(op) else op.results
+    return tuple(dict.fromkeys(a for v in values for a in axes_of(v.type)))
+
+
+def behind(op: Op, made: Mapping[Value, Op]) -> list[Op]:
+    """All ops that `op` needs, each once."""
+    found: dict[int, Op] = {}
+    stack = list(op.operands())
+    while stack:
+        inner = made.get(stack.pop())
+        if inner is not None and id(inner) not in found:
+            found[id(inner)] = inner
+            stack += inner.operands()
+    return list(found.values())

@@ -1,0 +1,229 @@
+"""Calls of ATen overloads to Tensor IR, by a table of one entry per overload.
+
+    add = call aten.add.Tensor(x, bias) : f32[4,8]         # before
+    t = index bias [i,j] of [4,8] -> [j] : f32[4,8]        # after
+    add = x + t : f32[4,8]
+
+An entry counts only if this torch has exactly its schema. A call that has no entry, or whose types
+or arguments an entry declines, stays. Values of Tensor IR have no strides: what stays, and what is
+returned, reads values in the layout that torch gave them, restored by view calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rung.core import origins, trace
+from rung.core.errors import Unsupported, VerifyError
+from rung.core.expr import ONE, Expr
+from rung.core.op import Builder, Func, Op, Value, names_of
+from rung.core.rewrite import dead_code
+from rung.core.types import TensorType, Type
+from rung.frontends.torch.calls import bind, overload, schema_of
+from rung.frontends.torch.emit import LOWERED, Emit
+from rung.frontends.torch.indexing import INDEXING
+from rung.frontends.torch.pointwise import POINTWISE
+from rung.frontends.torch.reductions import COMPOSITES, REDUCTIONS
+from rung.frontends.torch.views import MOVES, VIEWS
+from rung.program.ir import Call, Composite, Return, Yield
+
+
+@dataclass(frozen=True)
+class Entry:
+    """How an overload lowers: `build` takes an `Emit` and the arguments in the schema's order.
+
+    With `composite` the ops become the body of a `composite`, which a library call may replace.
+    """
+
+    schema: str
+    build: Callable[..., Value | tuple[Value, ...]]
+    composite: bool = False
+
+
+def target_of(schema: str) -> str:
+    """`aten::relu(Tensor self) -> Tensor` is the schema of `aten.relu.default`."""
+    name = schema.partition("(")[0].replace("::", ".")
+    return name if name.count(".") == 2 else f"{name}.default"
+
+
+TABLE: dict[str, Entry] = {
+    target_of(schema): Entry(schema, build, entries is COMPOSITES)
+    for entries in (POINTWISE, VIEWS, MOVES, REDUCTIONS, COMPOSITES, INDEXING)
+    for schema, build in entries.items()}
+
+
+def lower(func: Func, keep: Collection[str] = ()) -> Func:
+    """`func` with every call that has an entry, and is not in `keep`, as Tensor IR."""
+    return dead_code(_Lowering(func, keep).run())
+
+
+class _Lowering:
+    """State of one run: `new` gives what became of a value, `exact` the same in torch's layout."""
+
+    def __init__(self, func: Func, keep: Collection[str]):
+        self.func, self.keep = func, keep
+        self.builder = Builder(names_of(func))
+        self.new: dict[Value, Value] = {}
+        self.exact: dict[Value, Value] = {}
+        self.owner: dict[Value, Value] = {p: p for p in func.params}
+        self.makers = {r: op for op in func.body.ops for r in op.results}
+
+    def run(self) -> Func:
+        for op in self.func.body.ops:
+            if isinstance(op, Call) and self.lowered(op):
+                continue
+            if isinstance(op, Call):
+                op = op.map({v: self.in_layout(v) for v in op.operands()})
+            elif isinstance(op, Return):
+                op = Return(tuple(map(self.owned, op.values)))
+            else:
+                op = op.map(self.new)
+            self.builder.ops.append(op)
+        return self.func.with_ops(self.builder.ops)
+
+    # ---- one call
+    def lowered(self, call: Call) -> bool:
+        """Whether `call` could be replaced; the reason against it goes to the trace."""
+        inner = self.builder.inner()
+        try:
+            entry = self.entry(call)
+            values = self.build(entry, call, inner)
+        except (Unsupported, VerifyError) as error:
+            trace.emit("declined", "lower", call.target, str(error))
+            return False
+        trace.emit("fired", "lower", call.target)
+        made = {v for op in inner.ops for v in op.results}
+        names = {v: replace(v, name=old.name) for old, v in
+                 zip(call.results, values, strict=True) if v in made}
+        for op in _named(inner.ops, names):
+            self.builder.ops.append(op)
+            origins.derive(op.results, call.results)
+        self.new.update((old, names.get(v, v)) for old, v in
+                        zip(call.results, values, strict=True))
+        return True
+
+    def entry(self, call: Call) -> Entry:
+        entry = TABLE.get(call.target)
+        if entry is None or call.target in self.keep:
+            raise Unsupported("kept" if entry else "no entry")
+        if schema_of(call.target) != entry.schema:
+            raise Unsupported(f"the schema of this torch is {schema_of(call.target)}")
+        for kind in (*call.types, *(v.type for v in call.operands())):
+            if not isinstance(kind, TensorType) or kind.dtype not in LOWERED:
+                raise Unsupported(f"a value of type {kind}")
+        if not is_view(call) and any(order_of(t) is None for t in call.types):
+            raise Unsupported("a result with gaps in memory")
+        return entry
+
+    def build(self, entry: Entry, call: Call, inner: Builder) -> tuple[Value, ...]:
+        """The results of `call`, from ops appended to `inner`."""
+        types = tuple(map(plain, call.types))
+        moved = call.map(self.new)
+        body = inner.inner() if entry.composite else inner
+        out = entry.build(Emit(body, types), *bind(moved))
+        values = out if isinstance(out, tuple) else (out,)
+        for op in body.ops:
+            op.check()
+        found = tuple(plain(v.type) for v in values)
+        if found != types:
+            raise Unsupported(f"gives {', '.join(map(str, found))}")
+        if not entry.composite:
+            return values
+        body.add(Yield(values))
+        return inner.add(Composite(call.target, moved.args, body.block(), types), "t")
+
+    # ---- layouts
+    def in_layout(self, old: Value) -> Value:
+        """What became of `old`, with the strides of its type."""
+        value = self.new.get(old, old)
+        if value.type == old.type:
+            return value
+        if old not in self.exact:
+            self._restore(old, value)
+        return self.exact[old]
+
+    def _restore(self, old: Value, value: Value) -> None:
+        maker = self.makers[old]
+        if is_view(maker):
+            again = maker.map({v: self.in_layout(v) for v in maker.operands()})
+            self.exact.update(zip(maker.results, self._again(again), strict=True))
+            return
+        order = order_of(old.type)
+        if order is None or not isinstance(old.type, TensorType):
+            raise Unsupported(f"layout of {old.type}")
+        if old.type.strides is None:
+            self.exact[old] = self._call("aten.clone.default", old, value,
+                                         memory_format="memory_format:torch.contiguous_format")
+            return
+        emit = Emit(self.builder, (old.type,))
+        shape = [old.type.shape[n] for n in order]
+        dense = emit.remap(value, shape, lambda at: [at[order.index(n)] for n in
+                                                     range(len(order))])
+        back = tuple(order.index(n) for n in range(len(order)))
+        self.exact[old] = self._call("aten.permute.default", old, dense, back)
+
+    def _call(self, target: str, old: Value, *args: Any, **named: Any) -> Value:
+        """A call that gives `old` anew."""
+        call = Call(target, (*(("", a) for a in args), *named.items()), (old.type,), results=(old,))
+        return self._again(call)[0]
+
+    def _again(self, call: Op) -> tuple[Value, ...]:
+        values = tuple(replace(r, name=self.builder.names(r.name)) for r in call.results)
+        self.builder.ops.append(replace(call, results=values))
+        origins.derive(values, call.results)
+        return values
+
+    def owned(self, old: Value) -> Value:
+        """A result: in its layout, and sharing memory only with what torch lets it share with."""
+        value, base = self.new.get(old, old), old
+        while is_view(self.makers.get(base)):
+            base = self.makers[base].operands()[0]
+        exact = self.in_layout(old)
+        if self.owner.setdefault(value, base) is base or exact is not value:
+            return exact
+        return self._call("aten.clone.default", old, exact)
+
+
+def plain(kind: Type) -> Type:
+    """A tensor type without its strides."""
+    return TensorType(kind.dtype, kind.shape) if isinstance(kind, TensorType) else kind
+
+
+def is_view(op: Op | None) -> bool:
+    """Whether an op is a call whose results share the memory of its first operand."""
+    if not isinstance(op, Call) or not schema_of(op.target):
+        return False
+    schema = overload(op.target)._schema
+    return not schema.is_mutable and any(r.alias_info is not None for r in schema.returns)
+
+
+def order_of(kind: Type) -> tuple[int, ...] | None:
+    """The dimensions from the slowest to the fastest in memory; None for a layout with gaps."""
+    assert isinstance(kind, TensorType)
+    order: list[int] = []
+    rest = list(range(len(kind.shape)))
+    if kind.strides is None:
+        return tuple(rest)
+    want = ONE
+    while rest:
+        found = _fastest(rest, kind.shape, kind.strides, want)
+        if found is None:
+            return None
+        rest.remove(found)
+        order.insert(0, found)
+        want = want * kind.shape[found]
+    return tuple(order)
+
+
+def _fastest(rest: Sequence[int], shape: Sequence[Expr], strides: Sequence[Expr],
+             want: Expr) -> int | None:
+    fits = (n for n in reversed(rest) if shape[n] is ONE or strides[n] is want)
+    return next(fits, None)
+
+
+def _named(ops: Sequence[Op], names: dict[Value, Value]) -> list[Op]:
+    """`ops` with results, and their readers, renamed."""
+    return [replace(op.map(names), results=tuple(names.get(r, r) for r in op.results))
+            for op in ops]

@@ -1,0 +1,142 @@
+"""The backend that `torch.compile(backend="rung")` calls.
+
+Each graph of AOTAutograd (inference, forward or backward) is imported and compiled. A graph that
+Rung cannot take runs as it is, with one warning in the log `rung`; `strict` makes that an error.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx
+
+from rung.core import trace
+from rung.core.errors import RungError
+from rung.core.expr import Expr
+from rung.core.op import Value
+from rung.core.types import INDEX
+from rung.frontends.torch import compat
+from rung.frontends.torch.importer import Imported, import_graph
+
+log = logging.getLogger("rung")
+aten = torch.ops.aten
+
+DECOMPOSED = [
+    aten.addcdiv, aten.addcmul, aten.gelu_backward, aten.hardtanh, aten.hardtanh_backward,
+    aten.leaky_relu, aten.leaky_relu_backward, aten.lerp, aten.mse_loss, aten.mse_loss_backward,
+    aten.native_layer_norm_backward, aten.select_backward, aten.sigmoid_backward,
+    aten.silu_backward, aten.slice_backward, aten.softplus, aten.softplus_backward,
+    aten.tanh_backward]
+"""Operators that torch may write out in terms of others: those whose parts are all in the table."""
+
+TARGETS = ("cpu", "cpu.avx512", "cpu.avx2", "cpu.base")
+PRECISIONS = ("default", "eager")
+
+
+@dataclass(frozen=True)
+class Options:
+    """`options=` of torch.compile.
+
+    target: the machine to compile for, whatever device the tensors are on.
+    precision: "default" keeps chains of bf16 ops in f32, "eager" rounds wherever eager does.
+    mappings: a file of mappings to use. strict: raise where a graph would otherwise fall back.
+    """
+
+    target: str = "cpu"
+    precision: str = "default"
+    mappings: str = ""
+    strict: bool = False
+
+    @staticmethod
+    def of(given: Mapping[str, object]) -> Options:
+        """Checked options; ValueError or TypeError names what is known."""
+        defaults = {f.name: f.default for f in fields(Options)}
+        for name, value in given.items():
+            if name not in defaults:
+                raise ValueError(f"rung has no option {name!r}; it has {', '.join(defaults)}")
+            kind = type(defaults[name])
+            if not isinstance(value, kind):
+                raise TypeError(f"rung's option {name} is a {kind.__name__}, not {value!r}")
+        made = Options(**{**defaults, **given})  # type: ignore[arg-type]
+        _one_of("target", made.target, TARGETS)
+        _one_of("precision", made.precision, PRECISIONS)
+        return made
+
+
+def _one_of(name: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        raise ValueError(f"rung has no {name} {value!r}; it has {', '.join(known)}")
+
+
+def rung(gm: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None,
+         options: Mapping[str, object] | None = None) -> Callable[..., Any]:
+    """Compile one graph of Dynamo, its backward included."""
+    if mode not in (None, "default"):
+        raise ValueError(f"rung has no mode {mode!r}; use options={{...}}")
+    compiler = partial(compile_graph, options=Options.of(options or {}))
+    return compat.compile_graphs(gm, example_inputs, compiler, compiler, DECOMPOSED)
+
+
+def reset() -> None:
+    """What `torch.compiler.reset()` calls: warnings are given anew."""
+    _warned.clear()
+
+
+rung.reset = reset  # type: ignore[attr-defined]
+_warned: set[str] = set()
+
+
+def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any],
+                  options: Options = Options()) -> compat.Boxed:
+    """A boxed callable for one ATen graph; the graph itself where Rung declines it."""
+    try:
+        with compat.unset_fake_temporarily():
+            imported = import_graph(gm, static=compat.static_inputs())
+            pipeline: Any = importlib.import_module("rung.pipeline")
+            run = pipeline.compile_program(imported.func, options, imported.constants,
+                                           example_inputs)
+        return with_results(run, imported)
+    except RungError as error:
+        if options.strict:
+            raise
+        _fall_back(error)
+        return as_it_is(gm)
+
+
+def _fall_back(error: RungError) -> None:
+    reason = f"{type(error).__name__}: {error}"
+    trace.emit("declined", "backend", "graph", reason)
+    if reason not in _warned:
+        _warned.add(reason)
+        log.warning("a graph runs without rung: %s", reason)
+
+
+def as_it_is(gm: fx.GraphModule) -> compat.Boxed:
+    """The graph, run by torch."""
+    def run(args: list[Any]) -> Sequence[Any]:
+        values = tuple(args)
+        args.clear()
+        out: Sequence[Any] = gm(*values)
+        return out
+    return compat.boxed(run)
+
+
+def with_results(run: compat.Boxed, imported: Imported) -> compat.Boxed:
+    """`run`, which gives the tensors, with the sizes and Nones among the graph's results."""
+    if all(isinstance(r, Value) for r in imported.results):
+        return compat.boxed(run)
+    sizes = [(n, p.name) for n, p in enumerate(imported.func.params) if p.type == INDEX]
+
+    def complete(args: list[Any]) -> Sequence[Any]:
+        known = {name: args[n] for n, name in sizes}
+        tensors = iter(run(args))
+        return [next(tensors) if isinstance(r, Value)
+                else int(r.evaluate(known)) if isinstance(r, Expr) else r
+                for r in imported.results]
+    return compat.boxed(complete)

@@ -1,0 +1,97 @@
+"""Table of the overloads whose indices are data: each read or write is checked as eager does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rung.core.errors import Unsupported
+from rung.core.expr import Expr
+from rung.core.op import Value
+from rung.core.types import I32, I64, dtype_of
+from rung.frontends.torch.emit import Emit, dimension
+from rung.program.ir import Check
+from rung.tensor.ir import Gather, Scatter, shape_of
+
+Build = Callable[..., Value]
+
+
+def check(e: Emit, at: Value, low: Expr, high: Expr, error: str, message: str) -> None:
+    if dtype_of(at.type) not in (I32, I64):
+        raise Unsupported(f"an index of type {at.type}")
+    e.builder.add(Check(at, low, high, error, message))
+
+
+def wrapped(e: Emit, at: Value, dim: int, size: Expr) -> Value:
+    """Indices checked to be in [-size, size), the negative ones counted from the end."""
+    check(e, at, -size, size, "IndexError",
+          f"index is out of bounds for dimension {dim} with size {size}")
+    below = e.map("lt", at, 0)
+    known = e.value(size, dtype_of(at.type))
+    return e.map("where", below, e.map("add", at, known), at)
+
+
+def as_vector(e: Emit, at: Value) -> Value:
+    return at if shape_of(at) else e.reshape(at, (Expr.of(1),))
+
+
+def embedding(e: Emit, weight: Value, at: Value, *_: object) -> Value:
+    check(e, at, Expr.of(0), shape_of(weight)[0], "IndexError", "index out of range in self")
+    return e.op(Gather(weight, 0, at))
+
+
+def index_select(e: Emit, x: Value, dim: int, at: Value) -> Value:
+    rank = len(shape_of(x))
+    if not rank or len(shape_of(at)) != 1:
+        raise Unsupported("index_select of or by a scalar")
+    dim = dimension(dim, rank)
+    check(e, at, Expr.of(0), shape_of(x)[dim], "IndexError", "index out of range in self")
+    return e.op(Gather(x, dim, at))
+
+
+def index_copy(e: Emit, x: Value, dim: int, at: Value, source: Value) -> Value:
+    if not e.shape or not shape_of(source):
+        raise Unsupported("index_copy of scalars")
+    dim = dimension(dim, len(e.shape))
+    check(e, at, Expr.of(0), e.shape[dim], "IndexError",
+          f"index_copy_(): index is out of bounds for dimension {dim} with size {e.shape[dim]}")
+    return e.op(Scatter(x, dim, as_vector(e, at), source))
+
+
+def only(indices: Sequence[Value | None]) -> tuple[int, Value]:
+    """The one dimension that is indexed, and by what."""
+    found = [(n, at) for n, at in enumerate(indices) if at is not None]
+    if len(found) != 1:
+        raise Unsupported(f"{len(found)} index tensors")
+    return found[0]
+
+
+def index(e: Emit, x: Value, indices: Sequence[Value | None]) -> Value:
+    dim, at = only(indices)
+    return e.op(Gather(x, dim, wrapped(e, at, dim, shape_of(x)[dim])))
+
+
+def index_put(e: Emit, x: Value, indices: Sequence[Value | None], values: Value,
+              accumulate: bool) -> Value:
+    dim, at = only(indices)
+    if accumulate or len(shape_of(at)) > 1:
+        raise Unsupported("index_put that accumulates, or by a matrix of indices")
+    if dtype_of(values.type) != e.dtype:
+        raise Unsupported(f"index_put of {values.type}")
+    shape = (*e.shape[:dim], *shape_of(at), *e.shape[dim + 1:])
+    source = e.expand(values, shape)
+    vector = as_vector(e, wrapped(e, at, dim, e.shape[dim]))
+    if not shape_of(at):
+        source = e.reshape(source, (*e.shape[:dim], Expr.of(1), *e.shape[dim + 1:]))
+    return e.op(Scatter(x, dim, vector, source))
+
+
+INDEXING: dict[str, Build] = {
+    "aten::embedding(Tensor weight, Tensor indices, SymInt padding_idx=-1, "
+    "bool scale_grad_by_freq=False, bool sparse=False) -> Tensor": embedding,
+    "aten::index_select(Tensor self, int dim, Tensor index) -> Tensor": index_select,
+    "aten::index_copy(Tensor self, int dim, Tensor index, Tensor source) -> Tensor": index_copy,
+    "aten::index.Tensor(Tensor self, Tensor?[] indices) -> Tensor": index,
+    "aten::_unsafe_index.Tensor(Tensor self, Tensor?[] indices) -> Tensor": index,
+    "aten::index_put(Tensor self, Tensor?[] indices, Tensor values, bool accumulate=False) "
+    "-> Tensor": index_put,
+}

@@ -1,0 +1,209 @@
+"""Table of the overloads that reduce and contract, and of the composites made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from rung.core.errors import Unsupported
+from rung.core.op import Value
+from rung.core.types import BOOL, dtype_of
+from rung.frontends.torch.emit import Emit, Number
+from rung.tensor.ir import Contract, shape_of
+
+Dims = int | Sequence[int] | None
+Build = Callable[..., Value | tuple[Value, ...]]
+
+
+def total(e: Emit, x: Value, dims: Dims = None, keep: bool = False, *_: object) -> Value:
+    a = e.operand(x, e.dtype)
+    return e.finish(e.reduce("add", a, e.axes(x, dims), keep))
+
+
+def mean(e: Emit, x: Value, dims: Dims = None, keep: bool = False, *_: object) -> Value:
+    if not e.dtype.is_float:
+        raise Unsupported("a mean of integers")
+    a = e.operand(x, e.dtype)
+    return e.finish(e.mean(a, e.axes(x, dims), keep))
+
+
+def extreme(monoid: str) -> Build:
+    def build(e: Emit, x: Value, dims: Dims = None, keep: bool = False) -> Value:
+        axes = e.axes(x, dims)
+        if any(shape_of(x)[n].is_const(0) for n in axes):
+            raise Unsupported("the extreme of nothing")
+        if e.dtype is BOOL:
+            raise Unsupported("an extreme of bools")
+        return e.finish(e.reduce(monoid, e.operand(x, e.dtype), axes, keep))
+    return build
+
+
+def truth(monoid: str) -> Build:
+    def build(e: Emit, x: Value, dims: Dims = None, keep: bool = False) -> Value:
+        return e.finish(e.reduce(monoid, e.value(x, BOOL), e.axes(x, dims), keep))
+    return build
+
+
+def variance(e: Emit, x: Value, dims: Dims, correction: Number | None, keep: bool
+             ) -> tuple[Value, Value]:
+    """(variance, mean) over `dims`, in the computing type."""
+    axes = e.axes(x, dims)
+    a = e.operand(x, e.dtype)
+    centre = e.mean(a, axes, keep=True)
+    apart = e.map("sub", a, e.expand(centre, shape_of(a)))
+    less = 1 if correction is None else correction
+    squares = e.map("mul", apart, apart)
+    shape = e.shape
+    return e.mean(squares, axes, keep, less), centre if keep else e.reshape(centre, shape)
+
+
+def var(e: Emit, x: Value, dims: Dims, correction: Number | None, keep: bool) -> Value:
+    return e.finish(variance(e, x, dims, correction, keep)[0])
+
+
+def var_mean(e: Emit, x: Value, dims: Dims, correction: Number | None, keep: bool
+             ) -> tuple[Value, ...]:
+    return tuple(e.finish(v, n) for n, v in enumerate(variance(e, x, dims, correction, keep)))
+
+
+def softmax(log: bool) -> Build:
+    """exp(x - max) / sum, or its logarithm x - max - log(sum)."""
+    def build(e: Emit, x: Value, dim: int, half_to_float: bool) -> Value:
+        a = e.operand(x, dtype_of(x.type))
+        axes = e.axes(x, dim)
+        if any(shape_of(x)[n].is_const(0) for n in axes):
+            return e.finish(a)
+        away = e.map("sub", a, e.expand(e.reduce("max", a, axes, keep=True), e.shape))
+        powers = e.map("exp", away)
+        whole = e.reduce("add", powers, axes, keep=True)
+        if log:
+            return e.finish(e.map("sub", away, e.expand(e.map("log", whole), e.shape)))
+        return e.finish(e.map("div", powers, e.expand(whole, e.shape)))
+    return build
+
+
+def softmax_backward(log: bool) -> Build:
+    """y (g - sum(g y)), or g - exp(y) sum(g) for the logarithm."""
+    def build(e: Emit, grad: Value, y: Value, dim: int, dtype: object) -> Value:
+        g, a = (e.operand(v, dtype_of(v.type)) for v in (grad, y))
+        axes = e.axes(y, dim)
+        terms = g if log else e.map("mul", g, a)
+        whole = e.expand(e.reduce("add", terms, axes, keep=True), e.shape)
+        if log:
+            return e.finish(e.map("sub", g, e.map("mul", e.map("exp", a), whole)))
+        return e.finish(e.map("mul", a, e.map("sub", g, whole)))
+    return build
+
+
+def trailing(x: Value, shape: Sequence[object]) -> tuple[int, ...]:
+    rank = len(shape_of(x))
+    return tuple(range(rank - len(shape), rank))
+
+
+def affine(e: Emit, x: Value, weight: Value | None, bias: Value | None) -> Value:
+    """x * weight + bias, both along the last dimensions."""
+    for fn, v in (("mul", weight), ("add", bias)):
+        if v is not None:
+            x = e.map(fn, x, e.expand(e.operand(v, dtype_of(x.type)), shape_of(x)))
+    return x
+
+
+def layer_norm(e: Emit, x: Value, size: Sequence[object], weight: Value | None,
+               bias: Value | None, eps: float) -> tuple[Value, ...]:
+    """(y, mean, 1 / sqrt(var + eps))"""
+    a = e.operand(x, dtype_of(x.type))
+    axes = trailing(x, size)
+    centre = e.mean(a, axes, keep=True)
+    apart = e.map("sub", a, e.expand(centre, shape_of(a)))
+    spread = e.mean(e.map("mul", apart, apart), axes, keep=True)
+    scale = e.map("rsqrt", e.map("add", spread, eps))
+    y = affine(e, e.map("mul", apart, e.expand(scale, shape_of(a))), weight, bias)
+    return e.finish(y), e.finish(centre, 1), e.finish(scale, 2)
+
+
+def rms_norm(e: Emit, x: Value, size: Sequence[object], weight: Value | None,
+             eps: float | None) -> tuple[Value, ...]:
+    """(y, 1 / sqrt(mean(x^2) + eps)); eps is the type's epsilon by default."""
+    a = e.operand(x, dtype_of(x.type))
+    square = e.mean(e.map("mul", a, a), trailing(x, size), keep=True)
+    small = float(np.finfo(dtype_of(a.type).numpy).eps) if eps is None else eps
+    scale = e.map("rsqrt", e.map("add", square, small))
+    y = affine(e, e.map("mul", a, e.expand(scale, shape_of(a))), weight, None)
+    return e.finish(y), e.finish(scale, 1)
+
+
+def contract(e: Emit, a: Value, b: Value) -> Value:
+    """A (batched) matrix product, in the computing type."""
+    dtype = dtype_of(a.type)
+    if not dtype.is_float:
+        raise Unsupported(f"a matrix product of {dtype}")
+    batch = ("n",) * (len(shape_of(a)) - 2)
+    x, y = (e.operand(v, dtype) for v in (a, b))
+    return e.op(Contract("add", "mul", x, (*batch, "i", "k"), y, (*batch, "k", "j"),
+                         (*batch, "i", "j"), dtype_of(x.type)))
+
+
+def matmul(e: Emit, a: Value, b: Value) -> Value:
+    return e.finish(contract(e, a, b))
+
+
+def added_matmul(e: Emit, x: Value, a: Value, b: Value, beta: Number, alpha: Number) -> Value:
+    """x + a @ b, rounded once."""
+    if (beta, alpha) != (1, 1):
+        raise Unsupported(f"beta {beta}, alpha {alpha}")
+    product = contract(e, a, b)
+    return e.finish(e.map("add", product, e.expand(e.operand(x, e.dtype), e.shape)))
+
+
+def matvec(e: Emit, a: Value, b: Value) -> Value:
+    dtype = dtype_of(a.type)
+    if not dtype.is_float:
+        raise Unsupported(f"a matrix product of {dtype}")
+    x, y = (e.operand(v, dtype) for v in (a, b))
+    rows = ("i",) * (len(shape_of(a)) - 1)
+    return e.finish(e.op(Contract("add", "mul", x, (*rows, "k"), y, ("k",), rows,
+                                  dtype_of(x.type))))
+
+
+TYPED = "bool keepdim=False, *, ScalarType? dtype=None"
+REDUCTIONS: dict[str, Build] = {
+    "aten::sum(Tensor self, *, ScalarType? dtype=None) -> Tensor":
+        lambda e, x, dtype: total(e, x),
+    f"aten::sum.dim_IntList(Tensor self, int[1]? dim, {TYPED}) -> Tensor": total,
+    "aten::mean(Tensor self, *, ScalarType? dtype=None) -> Tensor": lambda e, x, dtype: mean(e, x),
+    f"aten::mean.dim(Tensor self, int[1]? dim, {TYPED}) -> Tensor": mean,
+    "aten::amax(Tensor self, int[1] dim=[], bool keepdim=False) -> Tensor": extreme("max"),
+    "aten::amin(Tensor self, int[1] dim=[], bool keepdim=False) -> Tensor": extreme("min"),
+    "aten::max(Tensor self) -> Tensor": extreme("max"),
+    "aten::min(Tensor self) -> Tensor": extreme("min"),
+    "aten::any(Tensor self) -> Tensor": truth("or"),
+    "aten::any.dim(Tensor self, int dim, bool keepdim=False) -> Tensor": truth("or"),
+    "aten::any.dims(Tensor self, int[]? dim=None, bool keepdim=False) -> Tensor": truth("or"),
+    "aten::all(Tensor self) -> Tensor": truth("and"),
+    "aten::all.dim(Tensor self, int dim, bool keepdim=False) -> Tensor": truth("and"),
+    "aten::mm(Tensor self, Tensor mat2) -> Tensor": matmul,
+    "aten::bmm(Tensor self, Tensor mat2) -> Tensor": matmul,
+    "aten::addmm(Tensor self, Tensor mat1, Tensor mat2, *, Scalar beta=1, Scalar alpha=1) "
+    "-> Tensor": added_matmul,
+    "aten::baddbmm(Tensor self, Tensor batch1, Tensor batch2, *, Scalar beta=1, Scalar alpha=1) "
+    "-> Tensor": added_matmul,
+    "aten::mv(Tensor self, Tensor vec) -> Tensor": matvec,
+    "aten::dot(Tensor self, Tensor tensor) -> Tensor": matvec,
+}
+COMPOSITES: dict[str, Build] = {
+    "aten::var.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, "
+    "bool keepdim=False) -> Tensor": var,
+    "aten::var_mean.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, "
+    "bool keepdim=False) -> (Tensor, Tensor)": var_mean,
+    "aten::_softmax(Tensor self, int dim, bool half_to_float) -> Tensor": softmax(log=False),
+    "aten::_log_softmax(Tensor self, int dim, bool half_to_float) -> Tensor": softmax(log=True),
+    "aten::_softmax_backward_data(Tensor grad_output, Tensor output, int dim, "
+    "ScalarType input_dtype) -> Tensor": softmax_backward(log=False),
+    "aten::_log_softmax_backward_data(Tensor grad_output, Tensor output, int dim, "
+    "ScalarType input_dtype) -> Tensor": softmax_backward(log=True),
+    "aten::native_layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight, "
+    "Tensor? bias, float eps) -> (Tensor, Tensor, Tensor)": layer_norm,
+    "aten::_fused_rms_norm(Tensor input, int[] normalized_shape, Tensor? weight, float? eps) "
+    "-> (Tensor, Tensor)": rms_norm,
+}

@@ -1,0 +1,123 @@
+"""Names of kernels and of what is in them, from structure alone; equal kernels become one.
+
+    kernel k7(t1, t4) -> v2 ...          ->    kernel mm_relu(x0, x1) -> y ...
+
+So equal layers call one kernel, and moving a user's line changes no text. Parameters are in order
+of first use, axes are i, j, .. in order of the stores, then of use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from hashlib import sha256
+
+from rung.core.expr import Expr, sym
+from rung.core.op import Func, Op, Value
+from rung.core.ops import Map, Sub
+from rung.core.rewrite import renamed
+from rung.core.scalar import SCALARS
+from rung.loop.emit import Copier, Emitter, hint
+from rung.loop.ir import Contract, Fold, Load, Store, extents_of, op_axes
+from rung.program.ir import KernelCall, Module
+
+LETTERS = "ijklmnop"
+PARTS = 4  # words in a kernel's name
+
+
+def canonical(module: Module) -> Module:
+    """The module with kernels renamed, those of equal text merged, and unused ones dropped."""
+    kernels = {k.name: k for k in module.kernels}
+    known: dict[str, Func] = {}  # text under the plain name -> kernel under its final name
+    made: dict[str, tuple[Func, tuple[int, ...]]] = {}
+    taken: set[str] = set()
+
+    def final(name: str) -> tuple[Func, tuple[int, ...]]:
+        if name not in made:
+            plain, order = canonical_kernel(kernels[name])
+            text = str(plain)
+            if text not in known:
+                new = plain.name
+                if new in taken:
+                    new += "_" + sha256(text.encode()).hexdigest()[:6]
+                taken.add(new)
+                known[text] = replace(plain, name=new)
+            made[name] = known[text], order
+        return made[name]
+
+    def renew(op: Op) -> Op:
+        if not isinstance(op, KernelCall):
+            return op
+        func, order = final(op.callee)
+        return replace(op, callee=func.name, args=tuple(op.args[n] for n in order))
+
+    programs = tuple(p.with_ops([renew(op) for op in p.body.ops]) for p in module.programs)
+    return Module(programs, tuple(known.values()))
+
+
+def canonical_kernel(func: Func) -> tuple[Func, tuple[int, ...]]:
+    """The kernel under its structural names, and for each parameter its old position."""
+    used = [op.buf for op in func.body.ops if isinstance(op, Load | Store)]
+    order = [v for v in dict.fromkeys(used) if v in func.params]
+    order += [v for v in func.params if v not in order]
+    axes = _axis_names(func)
+    extents = extents_of(func)
+    outs = [f"y{n}" if len(func.outs) > 1 else "y" for n in range(len(func.outs))]
+    names = dict(zip((*order, *func.outs), (*(f"x{n}" for n in range(len(order))), *outs),
+                     strict=True))
+    buffers = {v: renamed(v, name) for v, name in names.items()}
+    out = Emitter({axes[a]: extents[a] for a in axes}, names.values())
+    to: dict[str, Sub] = {a: sym(b) for a, b in axes.items()}
+    copier = _Naming(out, to, dict(buffers))
+    copier.ops(func.body.ops)
+    new = out.kernel(_title(func.body.ops), [buffers[v] for v in order],
+                     [buffers[v] for v in func.outs])
+    return new, tuple(func.params.index(v) for v in order)
+
+
+class _Naming(Copier):
+    """A copier that names results by what they are."""
+
+    def op(self, op: Op) -> tuple[Value, ...]:
+        new = self.out.add(replace(self._moved(op), results=()))
+        self.values.update(zip(op.results, new, strict=True))
+        return new
+
+
+def _axis_names(func: Func) -> dict[str, str]:
+    """Old axis to new, the axes of stores first."""
+    stores = [op for op in func.body.ops if isinstance(op, Store)]
+    axes = dict.fromkeys(a for op in stores for a in _ordered(op))
+    axes |= dict.fromkeys(extents_of(func))
+    letters = [*LETTERS, *(f"{c}{n}" for n in range(1, 9) for c in LETTERS)]
+    return dict(zip(axes, letters, strict=False))
+
+
+def _ordered(store: Store) -> Iterable[str]:
+    """Axes of a store, outermost dimension first."""
+    seen = op_axes(store)
+    for sub in store.subs:
+        if isinstance(sub, Expr):
+            yield from (a for a in seen if a in sub.symbols())
+    yield from seen
+
+
+def _title(ops: Iterable[Op]) -> str:
+    """`max_exp_sum`: folds, contractions and costly functions; else what there is."""
+    main, rest = [], []
+    moves = "copy"
+    for op in ops:
+        if isinstance(op, Fold | Contract) or (isinstance(op, Map) and _is_telling(op.fn)):
+            main.append(hint(op))
+        elif isinstance(op, Map):
+            rest.append(op.fn)
+        elif isinstance(op, Store) and any(isinstance(s, Value) for s in op.subs):
+            moves = "scatter"
+        elif isinstance(op, Load) and any(isinstance(s, Value) for s in op.subs):
+            moves = "gather"
+    parts = list(dict.fromkeys(main or rest)) or [moves]
+    return "_".join(parts[:PARTS] + (["scatter"] if moves == "scatter" and main + rest else []))
+
+
+def _is_telling(fn: str) -> bool:
+    return fn == "relu" or SCALARS[fn].cost >= 10

@@ -1,0 +1,311 @@
+"""Fusion: which kernels become one. Legality, policy (prices) and mechanism are apart.
+
+    t = kernel add(x, b)                 ->    y = kernel relu(x, b)
+    y = kernel relu(t)                           # y[i,j] = relu(x[i,j] + b[j])
+
+Every producer meets its readers: it goes *into* a lone reader, is *kept* as a further output of one
+of several readers, or is *sunk* into all of them, if the modelled time falls. Cheap, certain steps
+go first: chains of maps, then what follows a contraction or fold; the rest goes by gain.
+Reads a module of one kernel per op (`to_loop`); gives the same programs over fewer kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from heapq import heappop, heappush
+from itertools import count
+from math import prod
+from typing import TypeAlias
+
+from rung.core import trace
+from rung.core.cost import HINT, behind, is_contraction, is_fold
+from rung.core.expr import Expr
+from rung.core.op import Func, Op, Value
+from rung.core.types import axes_of
+from rung.loop.emit import Declined
+from rung.loop.graph import Graph
+from rung.loop.ir import Contract, Fold, Load, Store, extents_of, op_axes
+from rung.loop.splice import Piece, splice
+from rung.program.ir import KernelCall, Module
+
+Reason: TypeAlias = str
+Price = Callable[[Func], float]  # seconds of a kernel
+MAX_AXES, MAX_CONTRACTIONS, MAX_READERS = 6, 2, 4
+SOFTMAX = ("max", "softmax", "attend")
+
+
+# --- legality
+
+def can_fuse(producer: Piece, consumer: Piece, epochs: tuple[int, int] = (0, 0)) -> Reason | None:
+    """Why `producer` must not be computed inside `consumer`; None if it may, as far as the two
+    tell apart. What the fused kernel looks like is judged by `can_be`."""
+    shared = set(producer.results)
+    if epochs[0] != epochs[1]:
+        return "a parameter is written between the two"
+    if producer.updates:
+        return "the producer updates a buffer in place"
+    if shared & set(consumer.updates):
+        return "the consumer updates the value in place"
+    if set(producer.args) & set(consumer.updates):
+        return "the producer reads what the consumer updates"
+    if _count(producer.func, Contract) and _reads(consumer, shared) > 1:
+        return "the contraction would be computed twice"
+    return None
+
+
+def can_be(fused: Func) -> Reason | None:
+    """Why no kernel may look like `fused`: too many axes or contractions, or a contraction's
+    result folded again (unless by the softmax of an attention)."""
+    if len(extents_of(fused)) > MAX_AXES:
+        return f"more than {MAX_AXES} axes"
+    contractions = [op for op in fused.body.ops if isinstance(op, Contract)]
+    if len(contractions) > MAX_CONTRACTIONS:
+        return f"more than {MAX_CONTRACTIONS} contractions"
+    made = {r: op for op in fused.body.ops for r in op.results}
+    before = {op: behind(op, made) for op in fused.body.ops if is_fold(op)}
+    weights = {op: [c for c in before[op] if isinstance(c, Contract)] for op in contractions}
+    for op, inner in before.items():
+        again = [c for c in inner if is_contraction(c) and _axis(op) in axes_of(c.results[0].type)]
+        if again and not _is_nested_sum(op, again) and not _attends(op, before):
+            return "a contraction's result is folded again"
+    if len(contractions) == 2 and not any(weights.values()) and not _siblings(*contractions):
+        return "two contractions of different loops"
+    return None
+
+
+def _attends(fold: Op, before: dict[Op, list[Op]]) -> bool:
+    """Whether a contraction over this fold's axis weighs by it: softmax(q k) v."""
+    last = [c for c in before if isinstance(c, Contract) and c.axis == _axis(fold)]
+    return any(_softens(c, before) and (c is fold or fold in before[c]) for c in last)
+
+
+def _softens(last: Op, before: dict[Op, list[Op]]) -> bool:
+    return any(isinstance(f, Fold) and f.axis == _axis(last) and f.carrier in SOFTMAX
+               for f in before[last])
+
+
+def _is_nested_sum(fold: Op, again: list[Op]) -> bool:
+    """The further axes of one contraction over several: a sum of sums."""
+    return isinstance(fold, Fold) and len(again) == 1 and fold.args[0] is again[0].results[0]
+
+
+def _siblings(a: Contract, b: Contract) -> bool:
+    return set(op_axes(a)) == set(op_axes(b)) and a.axis == b.axis
+
+
+def _axis(op: Op) -> str:
+    return op.axis if isinstance(op, Fold | Contract) else ""
+
+
+def _count(func: Func, kind: type[Op]) -> int:
+    return sum(isinstance(op, kind) for op in func.body.ops)
+
+
+def _reads(piece: Piece, values: set[Value]) -> int:
+    """How many different loads of `values` there are in a kernel."""
+    buffers = {p for v, p in piece.params.items() if v in values}
+    return sum(isinstance(op, Load) and op.buf in buffers for op in piece.func.body.ops)
+
+
+def work(func: Func) -> int:
+    """Points of the contractions' nests, which fusion must not grow; a symbol counts as 512."""
+    extents = extents_of(func)
+    nests = [op_axes(op) for op in func.body.ops if isinstance(op, Contract)]
+    sizes = [prod((extents[a] for a in nest), start=Expr.of(1)) for nest in nests]
+    return sum(int(n.evaluate(dict.fromkeys(n.symbols(), HINT))) for n in sizes)
+
+
+def fits_kept(fused: Func, kept: Iterable[Value]) -> Reason | None:
+    """Whether the stores of the kept outputs lie in the same parallel loops as the others."""
+    stores = [op for op in fused.body.ops if isinstance(op, Store)]
+    folded = {op.axis for op in fused.body.ops if isinstance(op, Fold | Contract)}
+    for op in stores:
+        for other in stores:
+            if op.buf in kept and not set(op_axes(other)) - folded <= set(op_axes(op)):
+                return "the kept value would be stored again by every parallel step"
+    return None
+
+
+# --- policy
+
+@dataclass(frozen=True)
+class Plan:
+    """One step: `producer` goes into `consumers`, whose new kernels are `fused`."""
+
+    mode: str  # into | keep | sink
+    producer: int
+    consumers: tuple[int, ...]
+    olds: tuple[Piece, ...]  # the producer and the consumers that this was made for
+    fused: tuple[Piece, ...]
+    gain: float
+
+
+def rank_of(producer: Func, consumer: Func) -> int:
+    """0: map into map, 1: contraction into map, 2: fold into map, 3: the rest, by gain."""
+    if any(is_fold(op) for op in consumer.body.ops):
+        return 3
+    if _count(producer, Contract):
+        return 1
+    return 2 if _count(producer, Fold) else 0
+
+
+class _Fusion(Graph):
+    """The queue of steps over the graph of one program.
+
+    Entries are (rank, -gain, node): those of rank 0 to 2 are tried in the program's order; the
+    others are priced when nothing else is left (rank 3) and then done by gain (rank 4).
+    """
+
+    def __init__(self, ops: Iterable[Op], kernels: dict[str, Func], price: Price):
+        super().__init__(ops, kernels)
+        self.price = price
+        self.serial = count()
+        self.heap: list[tuple[int, float, int, int, Plan | None]] = []
+        self.tried: dict[tuple[object, ...], Piece | None] = {}
+
+    def run(self) -> list[Op | Piece]:
+        for n in list(self.nodes):
+            self.queue(n)
+        while self.heap:
+            rank, _, n, _, plan = heappop(self.heap)
+            if plan is None:
+                self.look(rank, n)
+            elif self.current(plan):
+                self.apply(plan)
+        return self.ordered()
+
+    def push(self, rank: int, n: int, plan: Plan | None = None) -> None:
+        heappush(self.heap, (rank, -plan.gain if plan else 0.0, n, next(self.serial), plan))
+
+    def queue(self, n: int) -> None:
+        """Have `n` looked at, as a producer, at its rank."""
+        producer = self.nodes[n]
+        if not isinstance(producer, Piece):
+            return
+        users = self.users(n)
+        consumer = self.nodes[users[0]] if users else None
+        if len(users) == 1 and isinstance(consumer, Piece):
+            rank = rank_of(producer.func, consumer.func)
+            if rank < 3:
+                self.push(rank, n)
+        if any(isinstance(self.nodes[u], Piece) for u in users):
+            self.push(3, n)
+
+    def look(self, rank: int, n: int) -> None:
+        """Do a step of rank 0 to 2 at once; price the steps of rank 3 and queue the best."""
+        if n not in self.nodes:
+            return
+        users = self.users(n)
+        inside = [u for u in users if isinstance(self.nodes[u], Piece)]
+        if not inside or (rank < 3 and len(users) > 1):
+            return
+        found = self.steps(n, users, inside)
+        plan = max(found, key=lambda p: p.gain, default=None)
+        if plan is None or plan.gain <= 0:
+            return
+        if rank < 3:
+            self.apply(plan)
+        else:
+            self.push(4, n, plan)
+
+    def steps(self, n: int, users: list[int], inside: list[int]) -> list[Plan]:
+        if len(users) == 1:
+            return self.plan("into", n, inside)
+        producer = self.piece(n)
+        few = len(users) <= MAX_READERS and not _count(producer.func, Contract)
+        found = self.plan("sink", n, inside) if few and inside == users else []
+        if not any(p.gain > 0 for p in found):
+            for c in inside:
+                found += self.plan("keep", n, [c])
+        return found
+
+    def current(self, plan: Plan) -> bool:
+        """Whether everything that the plan was made from is still as it was."""
+        return all(self.nodes.get(n) is p for n, p in zip(
+            (plan.producer, *plan.consumers), plan.olds, strict=True))
+
+    def plan(self, mode: str, n: int, consumers: list[int]) -> list[Plan]:
+        """The step with its gain; nothing when it is not legal."""
+        producer = self.piece(n)
+        olds = [self.piece(c) for c in consumers]
+        before, after = self.price(producer.func), 0.0
+        fused: list[Piece] = []
+        for c, consumer in zip(consumers, olds, strict=True):
+            piece = self.fused(mode, n, c)
+            if piece is None:
+                return []
+            fused.append(piece)
+            before += self.price(consumer.func)
+            after += self.price(piece.func)
+        if trace.active():
+            trace.emit("priced", "fuse", f"{producer.func.name} {mode} {olds[0].func.name}",
+                       f"{before * 1e6:.2f} -> {after * 1e6:.2f} us")
+        return [Plan(mode, n, tuple(consumers), (producer, *olds), tuple(fused), before - after)]
+
+    def fused(self, mode: str, n: int, c: int) -> Piece | None:
+        """The fused piece, or None with the reason in the trace."""
+        producer, consumer = self.piece(n), self.piece(c)
+        others = (v for v in producer.results if self.readers.get(v, set()) - {c})
+        kept = frozenset(others) if mode == "keep" else frozenset()
+        key = (producer, consumer, kept)
+        if key not in self.tried:
+            found = self.judged(n, c, kept)
+            self.tried[key] = found if isinstance(found, Piece) else None
+            if isinstance(found, str):
+                trace.emit("declined", "fuse", f"{producer.func.name} {mode} {consumer.func.name}",
+                           found)
+        if kept and self.tried[key] is not None and self.between(n, c):
+            return None
+        return self.tried[key]
+
+    def judged(self, n: int, c: int, kept: frozenset[Value]) -> Piece | Reason:
+        producer, consumer = self.piece(n), self.piece(c)
+        reason = can_fuse(producer, consumer, (self.epoch[n], self.epoch[c]))
+        if reason is not None:
+            return reason
+        try:
+            piece = splice(producer, consumer, kept)
+        except Declined as declined:
+            return str(declined)
+        stored = [b for v, b in piece.outs.items() if v in kept]
+        return (can_be(piece.func) or fits_kept(piece.func, stored)
+                or _grown(piece.func, producer.func, consumer.func) or piece)
+
+    def apply(self, plan: Plan) -> None:
+        trace.emit("fired", "fuse", f"{plan.olds[0].func.name} {plan.mode} "
+                   f"{plan.olds[1].func.name}", f"gains {plan.gain * 1e6:.2f} us")
+        self.drop(plan.producer)
+        for c, piece in zip(plan.consumers, plan.fused, strict=True):
+            self.drop(c)
+            self.put(c, piece)
+        for n in sorted({m for c in plan.consumers for m in self.around(c)}):
+            self.queue(n)
+
+
+def _grown(fused: Func, producer: Func, consumer: Func) -> Reason | None:
+    """A contraction whose nest has more points than before is computed again and again."""
+    more = work(fused) > work(producer) + work(consumer)
+    return "a contraction would be repeated" if more else None
+
+
+# --- the pass
+
+def fuse(module: Module, price: Price) -> Module:
+    """The module with kernels fused wherever that lowers the sum of prices."""
+    kernels = {k.name: k for k in module.kernels}
+    made: list[Func] = []
+    programs = []
+    for program in module.programs:
+        nodes = _Fusion(program.body.ops, kernels, price).run()
+        ops: list[Op] = []
+        for node in nodes:
+            if isinstance(node, Piece):
+                func = replace(node.func, name=f"k{len(made)}")
+                made.append(func)
+                types = tuple(v.type for v in node.results)
+                node = KernelCall(func.name, node.args, node.updates, types, results=node.results)
+            ops.append(node)
+        programs.append(program.with_ops(ops))
+    return Module(tuple(programs), tuple(made))
+

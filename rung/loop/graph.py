@@ -1,0 +1,118 @@
+"""A program as a graph of pieces: who makes and who reads each value, and an order to run them.
+
+In: a program's ops. Kernel calls become `Piece`s, other ops stay; both are nodes under the number
+of their place. `ordered` gives them back in that order as far as new dependencies allow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from heapq import heappop, heappush
+
+from rung.core.op import Effect, Func, Op, Value, walk
+from rung.loop.splice import Piece
+from rung.program.ir import KernelCall, Write
+
+
+class Graph:
+    """`epoch` counts the writes to parameters before a node."""
+
+    def __init__(self, ops: Iterable[Op], kernels: dict[str, Func]):
+        self.nodes: dict[int, Op | Piece] = {}
+        self.epoch: dict[int, int] = {}
+        self.maker: dict[Value, int] = {}
+        self.readers: dict[Value, set[int]] = {}
+        epoch = 0
+        for n, op in enumerate(ops):
+            epoch += isinstance(op, Write)
+            self.epoch[n] = epoch
+            self.put(n, _piece(op, kernels) if isinstance(op, KernelCall) else op)
+
+    def piece(self, n: int) -> Piece:
+        node = self.nodes[n]
+        assert isinstance(node, Piece)
+        return node
+
+    def put(self, n: int, node: Op | Piece) -> None:
+        self.nodes[n] = node
+        for v in inputs(node):
+            self.readers.setdefault(v, set()).add(n)
+        for v in node.results:
+            self.maker[v] = n
+
+    def drop(self, n: int) -> None:
+        for v in inputs(self.nodes.pop(n)):
+            self.readers[v].discard(n)
+
+    def users(self, n: int) -> list[int]:
+        """The nodes that read a result of `n`, in order."""
+        return sorted({r for v in self.nodes[n].results for r in self.readers.get(v, ())})
+
+    def around(self, n: int) -> set[int]:
+        """`n` and the nodes that make what it reads."""
+        return {n} | {m for v in inputs(self.nodes[n])
+                      if (m := self.maker.get(v)) is not None and m in self.nodes}
+
+    def between(self, n: int, c: int) -> bool:
+        """Whether some reader of `n` other than `c` leads to `c`."""
+        stack = [r for r in self.users(n) if r != c]
+        seen: set[int] = set()
+        while stack:
+            at = stack.pop()
+            if at == c:
+                return True
+            if at not in seen:
+                seen.add(at)
+                stack += self.users(at)
+        return False
+
+    def ordered(self) -> list[Op | Piece]:
+        """Every node after what it reads; effects and writes of parameters keep their order."""
+        waits: dict[int, set[int]] = {}
+        last, writes = -1, list[int]()
+        for n in sorted(self.nodes):
+            node = self.nodes[n]
+            waits[n] = {self.maker[v] for v in inputs(node) if v in self.maker}
+            if isinstance(node, Piece):
+                waits[n] |= {r for v in node.updates for r in self.readers[v]}
+            elif node.effect is not Effect.PURE:
+                waits[n] |= {last} - {-1}
+                last = n
+            if isinstance(node, Write):
+                waits[n] |= {m for m in self.nodes if self.epoch[m] < self.epoch[n]}
+                writes.append(n)
+            waits[n] |= {w for w in writes if self.epoch[w] <= self.epoch[n]}
+            waits[n].discard(n)
+        return [self.nodes[n] for n in sort(waits)]
+
+
+def sort(waits: dict[int, set[int]]) -> list[int]:
+    """Each key after those that it waits for, otherwise in rising order."""
+    users: dict[int, list[int]] = {}
+    for n, before in waits.items():
+        for b in before:
+            users.setdefault(b, []).append(n)
+    left = {n: len(before) for n, before in waits.items()}
+    ready = sorted(n for n, number in left.items() if not number)
+    order: list[int] = []
+    while ready:
+        n = heappop(ready)
+        order.append(n)
+        for user in users.get(n, ()):
+            left[user] -= 1
+            if not left[user]:
+                heappush(ready, user)
+    assert len(order) == len(waits), "a cycle"
+    return order
+
+
+def inputs(node: Op | Piece) -> tuple[Value, ...]:
+    """What a node reads, in nested blocks too."""
+    if isinstance(node, Piece):
+        return node.args
+    inner = [v for b in node.blocks() for op in walk(b) for v in op.operands()]
+    return (*node.operands(), *inner)
+
+
+def _piece(op: KernelCall, kernels: dict[str, Func]) -> Piece:
+    return Piece(kernels[op.callee], op.args, op.results, op.updates)

@@ -1,0 +1,185 @@
+"""Exact rules inside one kernel, each under its equation.
+
+    y[i] = round_bf16(f32(round_bf16(x[i] * 1.0)) + b[i])   ->   y[i] = round_bf16(x[i] + b[i])
+
+`precision="default"` also deletes the roundings that only eager's op borders made; "eager" keeps
+them. Equal ops are merged and dead ones dropped on the way. A rule gets an op whose operands are
+simplified, and gives the value that it is, or None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rung.core.op import Func, Op, Value
+from rung.core.ops import Cast, Const, Map
+from rung.core.scalar import SCALARS
+from rung.core.types import BOOL, F32, I64, DType, axes_of, dtype_of
+from rung.loop.emit import Copier, Emitter
+from rung.loop.ir import Contract, Fold, extents_of
+
+ROUNDINGS = ("default", "eager")
+_HELD: tuple[DType, ...] = (F32, I64, BOOL)  # types whose constants print without their name
+
+
+def simplify(func: Func, precision: str = "default") -> Func:
+    """`func` after one sweep of the rules; pure, and the same text when nothing applies."""
+    if precision not in ROUNDINGS:
+        raise ValueError(f"precision is one of {', '.join(ROUNDINGS)}, not {precision!r}")
+    buffers = (*func.params, *func.outs)
+    out = Emitter(extents_of(func), [v.name for v in buffers])
+    sweep = _Sweep(out, values={v: v for v in buffers})
+    sweep.uses = _uses(func)
+    sweep.rules = (*RULES, drop_rounding) if precision == "default" else RULES
+    sweep.ops(func.body.ops)
+    return out.kernel(func.name, func.params, func.outs)
+
+
+@dataclass
+class _Sweep(Copier):
+    rules: tuple[Rule, ...] = ()
+    made: dict[Value, Op] = field(default_factory=dict)
+    uses: dict[Value, int] = field(default_factory=dict)
+
+    def op(self, op: Op) -> tuple[Value, ...]:
+        new = self._moved(op)
+        if len(op.results) == 1:
+            for rule in self.rules:
+                value = rule(self, new)
+                if value is not None:
+                    self.values[op.result] = value
+                    return (value,)
+        results = super().op(op)
+        self.made.update(dict.fromkeys(results, new))
+        return results
+
+    def make(self, op: Op) -> Value:
+        """Append an op that a rule wants."""
+        value = self.out.one(op)
+        self.made[value] = op
+        return value
+
+    def number(self, value: Value) -> float | int | bool | None:
+        op = self.made.get(value)
+        return op.value if isinstance(op, Const) else None
+
+
+Rule = Callable[[_Sweep, Op], Value | None]
+
+
+def _uses(func: Func) -> dict[Value, int]:
+    counts: dict[Value, int] = {}
+    for op in func.body.ops:
+        for v in op.operands():
+            counts[v] = counts.get(v, 0) + 1
+    return counts
+
+
+# f32(round_bf16(v)) -> v            only where a rounding is eager's alone: changes the last bits
+def drop_rounding(s: _Sweep, op: Op) -> Value | None:
+    match op:
+        case Cast(x, dtype):
+            inner = s.made.get(x)
+            if isinstance(inner, Cast) and inner.implicit and dtype_of(inner.x.type) == dtype:
+                return inner.x
+    return None
+
+
+# T(x) -> x if x is T,   wide(where(c, a, b)) -> where(c, wide(a), wide(b))
+def of_cast(s: _Sweep, op: Op) -> Value | None:
+    if not isinstance(op, Cast) or op.implicit:
+        return None
+    if dtype_of(op.x.type) == op.dtype:
+        return op.x
+    match s.made.get(op.x):
+        case Map("where", (c, a, b)) if op.dtype.bits > dtype_of(op.x.type).bits:
+            both = [_cast(s, v, op.dtype) for v in (a, b)]
+            return s.make(Map("where", (c, *both)))
+    return None
+
+
+def _cast(s: _Sweep, value: Value, dtype: DType) -> Value:
+    op = Cast(value, dtype)
+    found = next((v for rule in s.rules if (v := rule(s, op)) is not None), None)
+    return found if found is not None else s.make(op)
+
+
+# x * 1 -> x,  x / 1 -> x,  x - 0 -> x,  x + -0.0 -> x,  n + 0 -> n (integers)
+def identity_operand(s: _Sweep, op: Op) -> Value | None:
+    match op:
+        case Map("mul" | "div" | "sub" | "add" as fn, (x, y)):
+            k = s.number(y)
+            if fn in ("mul", "div") and k == 1 and k is not None:
+                return x
+            if k == 0 and k is not None and (fn == "sub" or not dtype_of(x.type).is_float):
+                return x if str(k) != "-0.0" else None
+            if fn == "add" and str(k) == "-0.0":
+                return x
+            if fn == "mul" and s.number(x) == 1:
+                return y
+    return None
+
+
+# where(c, x, x) -> x,  where(c, where(c, a, b), d) -> where(c, a, d), and in the other arm
+def of_where(s: _Sweep, op: Op) -> Value | None:
+    match op:
+        case Map("where", (c, a, b)):
+            if a is b:
+                return a
+            yes, no = _arm(s, a, c, 1), _arm(s, b, c, 2)
+            if yes is not a or no is not b:
+                return s.make(Map("where", (c, yes, no)))
+    return None
+
+
+def _arm(s: _Sweep, x: Value, c: Value, n: int) -> Value:
+    op = s.made.get(x)
+    return op.args[n] if isinstance(op, Map) and op.fn == "where" and op.args[0] is c else x
+
+
+# max(x, x) -> x  (min, and, or),   neg(neg(x)) -> x
+def idempotent(s: _Sweep, op: Op) -> Value | None:
+    match op:
+        case Map("max" | "min" | "and" | "or", (x, y)) if x is y:
+            return x
+        case Map("neg", (x,)):
+            inner = s.made.get(x)
+            if isinstance(inner, Map) and inner.fn == "neg":
+                return inner.args[0]
+    return None
+
+
+# f(2.0, 3.0) -> the number
+def folded_constant(s: _Sweep, op: Op) -> Value | None:
+    if not isinstance(op, Map | Cast) or not all(
+            isinstance(s.made.get(v), Const) for v in op.operands()):
+        return None
+    args = [s.made[v] for v in op.operands()]
+    dtypes = [a.dtype for a in args if isinstance(a, Const)]
+    if not isinstance(op, Map) or not all(d in _HELD for d in dtypes):
+        return None
+    numbers = [np.asarray(a.value, a.dtype.numpy) for a in args if isinstance(a, Const)]
+    result = SCALARS[op.fn].numpy(*numbers)
+    dtype = SCALARS[op.fn].result(tuple(dtypes))
+    return s.make(Const(result.astype(dtype.numpy).item(), dtype))
+
+
+# fold add (a * b) over k -> contract add mul a, b over k     if a and b vary over different axes
+def written_out(s: _Sweep, op: Op) -> Value | None:
+    match op:
+        case Fold("add", (x,), axis, extent, acc) if acc.is_float:
+            made = s.made.get(x)
+            if not (isinstance(made, Map) and made.fn == "mul"):
+                return None
+            a, b = made.args
+            left, right = set(axes_of(a.type)), set(axes_of(b.type))
+            if axis in left & right and left - right and right - left:
+                return s.make(Contract("add", "mul", a, b, axis, extent, acc))
+    return None
+
+
+RULES: tuple[Rule, ...] = (of_cast, identity_operand, of_where, idempotent, folded_constant,
+                           written_out)

@@ -1,0 +1,182 @@
+"""Where every value lives: storages, their lifetimes and one workspace that dead ones share.
+
+In: a program of kernel calls. Out: a Plan, which prints as the host's list of steps.
+
+    storage t    temp    4096 B  at 0      live 0..1   t
+    step 0: launch mm_relu(x, w) -> t
+    workspace 4096 B, peak 4096 B
+
+Results of the program are outputs of their own; a view and an update in place lie where their
+operand lies. Temporaries of known size get offsets in the workspace, by the best of three greedy
+orders (within 5% of the lower bound in published comparisons); those of symbolic size get buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+
+from rung.core.expr import Expr
+from rung.core.op import Func, Op, Value, walk
+from rung.core.types import TensorType
+from rung.program.ir import Apply, Call, Check, Composite, KernelCall, Return, Write
+from rung.program.views import is_view
+
+ALIGN = 64
+
+
+@dataclass(frozen=True)
+class Storage:
+    """Memory for `values`, the alias class, live from step `first` to step `last`."""
+
+    name: str
+    role: str  # input | param | const | mutated | output | temp | call (the callee allocates)
+    bytes: Expr
+    values: tuple[Value, ...]
+    first: int
+    last: int
+    offset: int | None = None
+
+    def __str__(self) -> str:
+        place = "" if self.offset is None else f"at {self.offset}"
+        names = ", ".join(v.name for v in self.values)
+        return (f"storage {self.name:<8} {self.role:<8} {self.bytes} B {place:<9} "
+                f"live {self.first}..{self.last}  {names}")
+
+
+@dataclass(frozen=True)
+class Step:
+    """What the host does at one point of the program."""
+
+    kind: str  # launch | view | call | apply | check | write | return
+    op: Op
+
+    def __str__(self) -> str:
+        given = self.op.args if isinstance(self.op, KernelCall) else self.op.operands()
+        names = ", ".join(v.name for v in given)
+        what = {KernelCall: "callee", Apply: "callee", Call: "target", Composite: "target"}
+        title = getattr(self.op, what[type(self.op)]) if type(self.op) in what else ""
+        results = ", ".join(v.name for v in self.op.results)
+        return f"{self.kind} {title}({names})" + (f" -> {results}" if results else "")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The host's plan; `peak` is the lower bound of the workspace, what is live at the worst."""
+
+    storages: tuple[Storage, ...]
+    steps: tuple[Step, ...]
+    workspace: int
+    peak: int
+    home: dict[Value, Storage] = field(repr=False)
+
+    @property
+    def launches(self) -> int:
+        return sum(s.kind == "launch" for s in self.steps)
+
+    def __str__(self) -> str:
+        return "\n".join([*map(str, self.storages),
+                          *(f"step {n}: {s}" for n, s in enumerate(self.steps)),
+                          f"workspace {self.workspace} B, peak {self.peak} B"])
+
+
+def plan(program: Func) -> Plan:
+    """Storages, offsets and steps of one program; pure."""
+    ops = [op for op in program.body.ops if op.results or not _is_pure(op)]
+    classes = _classes(program, ops)
+    storages = [_storage(root, values, program, ops) for root, values in classes.items()]
+    fixed = [s for s in storages if s.role == "temp" and s.bytes.const_value is not None]
+    offsets, workspace = place(fixed)
+    placed = [replace(s, offset=offsets.get(s.name)) for s in storages]
+    peak = max((sum(_size(s) for s in fixed if s.first <= n <= s.last)
+                for n in range(len(ops))), default=0)
+    steps = tuple(Step(_kind(op), op) for op in ops)
+    return Plan(tuple(placed), steps, workspace, peak, {v: s for s in placed for v in s.values})
+
+
+def _is_pure(op: Op) -> bool:
+    return op.effect.value == "pure"
+
+
+def _kind(op: Op) -> str:
+    match op:
+        case KernelCall():
+            return "launch"
+        case Call() | Composite():
+            return "call"
+        case Apply() | Check() | Write() | Return():
+            return op.keyword
+        case _:
+            return "view" if is_view(op) else "host"
+
+
+def _classes(program: Func, ops: Sequence[Op]) -> dict[Value, list[Value]]:
+    """First value of each storage to all values in it."""
+    root: dict[Value, Value] = {p: p for p in program.params}
+    for op in ops:
+        for n, result in enumerate(op.results):
+            root[result] = result
+            if isinstance(op, KernelCall) and n < len(op.updates):
+                root[result] = root[op.updates[n]]
+            elif is_view(op):
+                root[result] = root[op.operands()[0]]
+    classes: dict[Value, list[Value]] = {}
+    for value, first in root.items():
+        if isinstance(value.type, TensorType):
+            classes.setdefault(first, []).append(value)
+    return classes
+
+
+def _storage(root: Value, values: list[Value], program: Func, ops: Sequence[Op]) -> Storage:
+    uses = [n for n, op in enumerate(ops) if any(v in op.results for v in values)
+            or any(v in _reads(op) for v in values)]
+    returned = any(v in op.operands() for op in ops if isinstance(op, Return) for v in values)
+    made = next((op for op in ops if root in op.results), None)
+    role = root.role or ("input" if root in program.params else "output" if returned else
+                         "call" if isinstance(made, Call | Composite | Apply) else "temp")
+    first = 0 if root in program.params else min(uses)
+    return Storage(root.name, role, _bytes(root), tuple(values), first, max(uses, default=0))
+
+
+def _reads(op: Op) -> set[Value]:
+    return {*op.operands(), *(v for b in op.blocks() for x in walk(b) for v in x.operands())}
+
+
+def _bytes(value: Value) -> Expr:
+    assert isinstance(value.type, TensorType)
+    return prod(value.type.shape, start=Expr.of(value.type.dtype.bytes))
+
+
+def _size(s: Storage) -> int:
+    return -(-(s.bytes.const_value or 0) // ALIGN) * ALIGN
+
+
+_ORDERS: tuple[Callable[[Storage], tuple[int, ...]], ...] = (
+    lambda s: (-_size(s), s.first),
+    lambda s: (s.first - s.last, -_size(s)),
+    lambda s: (s.first, -_size(s)),
+)
+
+
+def place(storages: Sequence[Storage]) -> tuple[dict[str, int], int]:
+    """Offsets by name such that storages live at once do not overlap, and the workspace's size:
+    the best of three orders, each storage at the lowest free offset."""
+    plans = [_greedy(sorted(storages, key=order)) for order in _ORDERS]
+    return min(plans, key=lambda p: p[1])
+
+
+def _greedy(storages: Sequence[Storage]) -> tuple[dict[str, int], int]:
+    done: list[tuple[int, Storage]] = []  # by offset
+    top = 0
+    for s in storages:
+        at = 0
+        for start, other in done:
+            if other.first <= s.last and s.first <= other.last:
+                if start - at >= _size(s):
+                    break
+                at = max(at, start + _size(other))
+        done.append((at, s))
+        done.sort(key=lambda x: x[0])
+        top = max(top, at + _size(s))
+    return {s.name: at for at, s in done}, top

@@ -1,0 +1,152 @@
+"""Updates in place: no copy before a scatter, no write-back after it, where nobody can tell.
+
+    c0 = kernel copy(cache)                            c1 = kernel scatter(pos, k, cache)
+    c1 = kernel scatter(pos, k, c0) in place c0   ->          in place cache
+    o = kernel attend(q, c1)                           o = kernel attend(q, c1)
+    write cache <- c1
+
+AOTAutograd hands a cache over as a copy, an update of the copy and a copy back; taken literally
+each cache is copied twice a token. Runs after fusion. Proof: nothing reads the old value after the
+update, no check can still fail, and the kernel reads an element only where it writes that element.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from rung.core import trace
+from rung.core.op import Effect, Func, Op, Value, walk
+from rung.core.rewrite import substitute
+from rung.core.types import axes_of
+from rung.loop.ir import Contract, Fold, Load, Store, op_axes
+from rung.program.ir import Apply, Call, Check, Composite, KernelCall, Module, Return, Write
+from rung.program.views import copy_of
+
+Reason = str
+
+
+def reinplace(module: Module) -> Module:
+    """The module with copies and writes removed where that is proved; kernels may be added."""
+    work = _Work({k.name: k for k in module.kernels})
+    programs = tuple(work.program(p) for p in module.programs)
+    used = {op.callee for p in programs for op in p.body.ops if isinstance(op, KernelCall)}
+    return Module(programs, tuple(k for n, k in work.kernels.items() if n in used))
+
+
+@dataclass
+class _Work:
+    kernels: dict[str, Func]
+
+    def program(self, program: Func) -> Func:
+        ops = list(program.body.ops)
+        for op in program.body.ops:
+            if isinstance(op, KernelCall) and op.updates:
+                ops = self.without_copy(ops, op)
+        for op in program.body.ops:
+            if isinstance(op, Write):
+                ops = self.without_write(ops, op)
+        return program.with_ops(ops)
+
+    def without_copy(self, ops: list[Op], call: KernelCall) -> list[Op]:
+        """`call` updates the original instead of its copy, if it may."""
+        for copied in call.updates:
+            copy = next((op for op in ops if copied in op.results), None)
+            if not (isinstance(copy, KernelCall) and copy_of(self.kernels[copy.callee])):
+                continue
+            (source,) = copy.args
+            at = next(n for n, op in enumerate(ops) if op.results == call.results)
+            reason = _keeps_old(ops, at, source, copied)
+            if reason is None and source in ops[at].operands():
+                reason = "the kernel reads the old value as well"
+            trace.emit("declined" if reason else "fired", "reinplace", copied.name, reason or "")
+            if reason is None:
+                left = [op for op in ops if op is not copy]
+                ops = substitute(left, {copied: source})
+        return ops
+
+    def without_write(self, ops: list[Op], write: Write) -> list[Op]:
+        """Drop a write of what is in place already; else have the kernel store there."""
+        at = next((n for n, op in enumerate(ops) if write.src in op.results), None)
+        made = None if at is None else ops[at]
+        if not isinstance(made, KernelCall) or at is None:
+            return ops
+        if _home(ops, write.src) is write.dst:
+            return [op for op in ops if not (isinstance(op, Write) and op.dst is write.dst)]
+        if write.src in made.results[:len(made.updates)]:
+            return ops
+        reason = _keeps_old(ops, at, write.dst, write.src) or self.tangled(made, write)
+        trace.emit("declined" if reason else "fired", "reinplace", write.dst.name, reason or "")
+        if reason is not None:
+            return ops
+        new = self.storing(made, write)
+        return [new if op is made else op for op in ops
+                if not (isinstance(op, Write) and op.dst is write.dst)]
+
+    def tangled(self, call: KernelCall, write: Write) -> Reason | None:
+        """Whether the kernel reads elements of `dst` that another step has written."""
+        if write.dst not in call.args:
+            return None
+        kernel = self.kernels[call.callee]
+        param = kernel.params[call.args.index(write.dst)]
+        out = kernel.outs[call.results.index(write.src) - len(call.updates)]
+        loads = [op for op in kernel.body.ops if isinstance(op, Load) and op.buf is param]
+        stores = [op for op in kernel.body.ops if isinstance(op, Store) and op.buf is out]
+        same = len(stores) == 1 and all(op.subs == stores[0].subs and not op.mask for op in loads)
+        if not same:
+            return "read and written at different indices"
+        axes = set(op_axes(stores[0]))
+        for op in kernel.body.ops:
+            if isinstance(op, Fold | Contract) and op.axis in axes:
+                return "a fold reads what other steps write"
+            if any(r for r in op.results if set(axes_of(r.type)) - axes):
+                return "read again by the steps of another axis"
+        return None
+
+    def storing(self, call: KernelCall, write: Write) -> KernelCall:
+        """`call` with the output `src` stored into `dst` in place."""
+        kernel = self.kernels[call.callee]
+        at = call.results.index(write.src)
+        out = kernel.outs[at - len(call.updates)]
+        reads = write.dst in call.args
+        into = kernel.params[call.args.index(write.dst)] if reads else out
+        ops = [replace(op, buf=into) if isinstance(op, Store) and op.buf is out else op
+               for op in kernel.body.ops]
+        name = f"{kernel.name}_to_{at}"
+        params = kernel.params if reads else (*kernel.params, into)
+        outs = tuple(o for o in kernel.outs if o is not out)
+        self.kernels[name] = replace(kernel.with_ops(ops), name=name, params=params, outs=outs)
+        count = len(call.updates)
+        order = [*range(count), at, *(n for n in range(count, len(call.results)) if n != at)]
+        return replace(call, callee=name, args=call.args if reads else (*call.args, write.dst),
+                       updates=(*call.updates, write.dst),
+                       types=tuple(call.results[n].type for n in order),
+                       results=tuple(call.results[n] for n in order))
+
+
+def _home(ops: list[Op], value: Value) -> Value:
+    """The value whose storage `value` lies in, after all updates in place."""
+    for op in reversed(ops):
+        if isinstance(op, KernelCall) and value in op.results[:len(op.updates)]:
+            value = op.updates[op.results.index(value)]
+    return value
+
+
+def _keeps_old(ops: list[Op], at: int, source: Value, new: Value) -> Reason | None:
+    """Why `source` must keep its value after op number `at`; None if it may be overwritten."""
+    written = any(isinstance(op, Write) and op.dst is source for op in ops)
+    if source.role and not (source.role == "mutated" and written):
+        return f"{source.name} is not to change"
+    if source.role and any(isinstance(op, Return) and new in op.values for op in ops):
+        return "the new value is also returned"
+    for op in ops[at + 1:]:
+        reads = [*op.operands(), *(v for b in op.blocks() for x in walk(b) for v in x.operands())]
+        if isinstance(op, Write) and op.dst is source:
+            reads = [op.src]
+        if source in reads:
+            return f"{source.name} is read later"
+        if isinstance(op, Check) or (isinstance(op, Call) and op.effect is Effect.RAISES):
+            return "a later check may fail"
+    maker = next((op for op in ops if source in op.results), None)
+    if isinstance(maker, Call | Composite | Apply) or (maker is None and not source.role):
+        return f"{source.name} may share memory"
+    return None

@@ -1,0 +1,110 @@
+"""Copies that move nothing: a kernel that only reshapes contiguous memory becomes a view.
+
+    t = kernel copy(x) : f32[32,6]     ->    t = index x [i,j] of [32,6] -> [i//8,i%8,j] : f32[32,6]
+
+On programs of kernel calls, after fusion. An `index` op in such a program is a view: it costs no
+launch, and its value lies in the storage of its operand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from rung.core.expr import ZERO, Expr, prove_eq, sym
+from rung.core.op import Func, Op, Value
+from rung.core.types import TensorType
+from rung.loop.ir import Load, Store, extents_of
+from rung.program.ir import KernelCall, Module
+from rung.tensor.ir import Index, axis_names, shape_of
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A kernel that copies its one parameter to its one output in memory order."""
+
+    load: Load
+    store: Store
+
+
+def views(module: Module) -> Module:
+    """The module with reshaping copies as `index` ops, and without kernels then unused."""
+    copies = {k.name for k in module.kernels if copy_of(k)}
+    programs = tuple(_views(p, copies) for p in module.programs)
+    used = {op.callee for p in programs for op in p.body.ops if isinstance(op, KernelCall)}
+    return Module(programs, tuple(k for k in module.kernels if k.name in used))
+
+
+def _views(program: Func, copies: set[str]) -> Func:
+    updated = {v for op in program.body.ops if isinstance(op, KernelCall) for v in op.updates}
+    states = {r for op in program.body.ops if isinstance(op, KernelCall)
+              for r in op.results[:len(op.updates)]}
+    returned = set(program.body.last.operands())
+    ops: list[Op] = []
+    for op in program.body.ops:
+        if isinstance(op, KernelCall) and op.callee in copies:
+            result, source = op.results[0], op.args[0]
+            keep = ({result, source} & updated or source.role == "mutated"
+                    or (source in states and result in returned))
+            ops.append(op if keep else view(source, result))
+            if source in states:
+                states.add(result)
+        else:
+            ops.append(op)
+    return program.with_ops(ops)
+
+
+def view(source: Value, result: Value) -> Index:
+    """The reshape of `source` that `result` is."""
+    shape = shape_of(result)
+    axes = axis_names(len(shape))
+    subs: list[Expr] = []
+    flat = linear([sym(a) for a in axes], shape)
+    bounds = {a: (0, n - 1) for a, n in zip(axes, shape, strict=True)}
+    for n in reversed(shape_of(source)):
+        subs.append((flat % n).simplify(bounds))
+        flat = (flat // n).simplify(bounds)
+    return Index(source, axes, shape, tuple(reversed(subs)), results=(result,))
+
+
+def copy_of(kernel: Func) -> Copy | None:
+    """The load and store of a kernel that copies in memory order; None for another kernel."""
+    match kernel.body.ops:
+        case (Load() as load, Store() as store) if store.value is load.result:
+            pass
+        case _:
+            return None
+    if load.mask or store.mask or store.buf not in kernel.outs:
+        return None
+    subs = [s for s in (*load.subs, *store.subs) if isinstance(s, Expr)]
+    if len(subs) < len(load.subs) + len(store.subs):
+        return None
+    shapes = [_shape(load.buf), _shape(store.buf)]
+    bounds = {a: (0, n - 1) for a, n in extents_of(kernel).items()}
+    same = prove_eq(linear(subs[:len(load.subs)], shapes[0]),
+                    linear(subs[len(load.subs):], shapes[1]), bounds)
+    whole = prod(shapes[0], start=Expr.of(1)) is prod(shapes[1], start=Expr.of(1))
+    return Copy(load, store) if same and whole else None
+
+
+def is_view(op: Op) -> bool:
+    """Whether an `index` op only reshapes, so that it needs no memory of its own."""
+    if not isinstance(op, Index) or op.mask:
+        return False
+    bounds = {a: (0, n - 1) for a, n in zip(op.axes, op.shape, strict=True)}
+    return prove_eq(linear(op.subs, shape_of(op.x)),
+                    linear([sym(a) for a in op.axes], op.shape), bounds)
+
+
+def linear(subs: Sequence[Expr], shape: Sequence[Expr]) -> Expr:
+    """The offset, in elements, of an index into contiguous memory."""
+    offset = ZERO
+    for sub, n in zip(subs, shape, strict=True):
+        offset = offset * n + sub
+    return offset
+
+
+def _shape(value: Value) -> tuple[Expr, ...]:
+    assert isinstance(value.type, TensorType)
+    return value.type.shape
