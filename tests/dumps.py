@@ -53,13 +53,13 @@ PADDED = PADDED.replace(" - f64_(t)", "").replace("j - 1", "j-1").replace("7 - j
 
 COLSUM = """\
 kernel-ir colsum(x: f32[512,s0]) -> y: f32[s0]
-  unroll r<2, q<2
+  unroll r<2, q<4
   buf = alloc : l1 f32[2,64]
   for jb in 0..(s0+63)//64 at core
-    c0 = fill 0.0 : f32x16 over r<2,q<2
-    c = for i in 0..256 carry c1 = c0 : f32x16 over r<2,q<2
+    c0 = fill 0.0 : f32x16 over r<2,q<4
+    c = for i in 0..256 carry c1 = c0 : f32x16 over r<2,q<4
       yield c1 + x[2*i+r,64*jb+lane+16*q : 16 | s0-64*jb-16*q-lane-1]
-    t = combine add c by r : f32x16 over q<2
+    t = combine add c by r : f32x16 over q<4
     if nonneg [s0-64*jb-64]
       y[64*jb+lane+16*q : 16] = t
     else
@@ -82,7 +82,7 @@ size(2*s0), f32, "a b") effect rng : f32[s0,1], f32[s0,1]
   f = full 1 [4] i64 : i64[4]
   p = iota s0 : i64[s0]
   check p in 0..8 else IndexError "index out of range"
-  q = index n [i,j] of [512,s0+2] -> [j-1,i] where j-1, s0-j else -inf : f32[512,s0+2]
+  q = index n [i,j] of [512,s0+2] -> [j-1,i] where j-1,s0-j else -inf : f32[512,s0+2]
   c = contract add mul t [i,k], w [k,j] -> [i,j] : f32[s0,512] acc f32
   g1 = gather w dim 0 at p : f32[s0,512]
   d = concat c, g1 dim 1 : f32[s0,1024]
@@ -119,8 +119,8 @@ def random_kernel(seed: int) -> str:
         if depth == 0:
             return leaf()
         (left, l_axes), (right, r_axes) = tree(depth - 1), tree(rng.randint(0, depth - 1))
-        form = rng.choice(["({} + {})", "({} * {})", "({} - {})", "max({}, {})", "fma({}, {}, 1.0)"])
-        return form.format(left, right), list(dict.fromkeys([*l_axes, *r_axes]))
+        forms = ["({} + {})", "({} * {})", "({} - {})", "max({}, {})", "fma({}, {}, 1.0)"]
+        return rng.choice(forms).format(left, right), list(dict.fromkeys([*l_axes, *r_axes]))
 
     for n in range(rng.randint(2, 6)):
         text, over = tree(rng.randint(1, 3))

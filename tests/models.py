@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from programs import Prog
 
-from rung.core.expr import Expr
 from rung.core.op import Func, Value
 from rung.core.types import BF16, F32, I64, DType
 from rung.tensor.ir import shape_of

@@ -83,7 +83,10 @@ class Interp:
             bad = where & ((place < 0) | (place >= array.shape[dim]))
             if bad.any():
                 raise IndexError(f"subscript {dim} is {place[bad][0]} of {array.shape[dim]}")
-        array[tuple(p[where] for p in places)] = value[where]
+        if places:
+            array[tuple(p[where] for p in places)] = value[where]
+        elif where.all():
+            array[...] = value.reshape(())
 
     def valid(self, mask: Sequence[Expr]) -> np.ndarray:
         where = np.asarray(True)

@@ -18,6 +18,7 @@ from rung.core.expr import Expr, is_size, sym
 from rung.core.op import Block, Func, Op, Value, attributes, walk
 from rung.core.text import LANE, Printer, field_kinds, print_func
 from rung.core.types import INDEX, AxesType, TensorType, Type, VecType, shape_of
+from rung.core.verify import ops_in_line
 
 _texts: WeakKeyDictionary[Func, str] = WeakKeyDictionary()
 
@@ -34,7 +35,8 @@ def canonical(func: Func) -> Func:
 
     Values that print inside their users count apart: text does not tell how many ops they are.
     """
-    return _Renamer(_symbol_names(func), Printer(func).inlined).func(func)
+    printer = Printer(func)
+    return _Renamer(_symbol_names(func, printer), printer.inlined).func(func)
 
 
 def _local_axes(op: Op) -> dict[str, None]:
@@ -44,11 +46,11 @@ def _local_axes(op: Op) -> dict[str, None]:
         a for name, x in attributes(op) if kinds[name] == "tuple[Axis, ...]" for a in x)
 
 
-def _expressions(func: Func) -> Iterator[Expr]:
+def _expressions(func: Func, printer: Printer) -> Iterator[Expr]:
     """Every expression and every name of an axis, in an order that depends on no name."""
     for value in (*func.params, *func.outs):
         yield from shape_of(value.type)
-    for op in walk(func.body):
+    for op in (op for _, row in printer.rows if row for op in ops_in_line(row, printer)):
         for name, x in attributes(op):
             if field_kinds(type(op))[name] == "Axis":
                 yield sym(x)
@@ -68,9 +70,9 @@ def _leaves(x: Any) -> Iterator[Expr]:
             yield from _leaves(y)
 
 
-def _symbol_names(func: Func) -> dict[str, str]:
+def _symbol_names(func: Func, printer: Printer) -> dict[str, str]:
     """New names of axes and sizes. What comes in together is told apart by all its later uses."""
-    exprs = list(_expressions(func))
+    exprs = list(_expressions(func, printer))
     local = {a for op in walk(func.body) for a in _local_axes(op)}
     order = dict.fromkeys(p.name for p in func.params if is_size(p.name) and p.type == INDEX)
     for expr in exprs:

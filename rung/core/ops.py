@@ -147,7 +147,10 @@ class Cast(Op):
 
 @dataclass(frozen=True, eq=False)
 class LoadBase(Op):
-    """`buf[subs]`, or `fill` where some expression of `mask` is negative."""
+    """`buf[subs]`, or `fill` where some expression of `mask` is negative.
+
+    With `on_entry` it reads what the buffer held when the kernel began, whatever is stored before.
+    """
 
     buf: Value
     subs: tuple[Sub, ...]
@@ -155,6 +158,7 @@ class LoadBase(Op):
     fill: float | int | bool = 0
     keyword: ClassVar[str] = "load"
     inline: ClassVar[str] = "always"
+    on_entry: ClassVar[bool] = True
 
     def check(self) -> None:
         rank = rank_of(self.buf.type)

@@ -12,6 +12,7 @@ from typing import Any
 
 from rung.core import origins
 from rung.core.op import Block, Builder, Effect, Func, Op, Value, attributes, names_of, walk
+from rung.core.ops import LoadBase
 
 # A rule appends ops to the builder and returns the values for the op's results, or None to decline.
 Rule = Callable[[Op, Builder], Sequence[Value] | None]
@@ -21,7 +22,8 @@ def rewrite(func: Func, rule: Rule) -> Func:
     """`func` with `rule` tried once on each op, in order, operands already substituted."""
     builder = Builder(names_of(func))
     values: dict[Value, Value] = {}
-    return func.with_ops(_rewrite(func.body, rule, builder, values).ops)
+    body = _rewrite(func.body, rule, builder, values)
+    return func if body is func.body else replace(func, body=body)
 
 
 def _rewrite(block: Block, rule: Rule, builder: Builder, values: dict[Value, Value]) -> Block:
@@ -30,7 +32,7 @@ def _rewrite(block: Block, rule: Rule, builder: Builder, values: dict[Value, Val
         mark = len(builder.ops)
         new = rule(op, builder)
         if new is None:
-            builder.ops.append(op)
+            builder.ops[mark:] = [op]
             continue
         made = [r for made in builder.ops[mark:] for r in made.results]
         origins.derive(made, old.results)
@@ -44,9 +46,16 @@ def _rewrite(block: Block, rule: Rule, builder: Builder, values: dict[Value, Val
 def substitute(ops: Sequence[Op], values: Mapping[Value, Value]) -> list[Op]:
     """Ops with operands replaced, in nested blocks too."""
     def inner(block: Block) -> Block:
-        return Block(block.args, tuple(substitute(block.ops, values)))
+        new = tuple(substitute(block.ops, values))
+        same = all(a is b for a, b in zip(new, block.ops, strict=True))
+        return block if same else Block(block.args, new)
 
     return [op.map(values, inner) for op in ops]
+
+
+def is_pure(op: Op) -> bool:
+    """Whether the op and all in its blocks only compute results."""
+    return op.effect is Effect.PURE and all(is_pure(x) for b in op.blocks() for x in b.ops)
 
 
 def dead_code(func: Func) -> Func:
@@ -54,7 +63,7 @@ def dead_code(func: Func) -> Func:
     live: set[Value] = set()
     kept: list[Op] = []
     for op in reversed(func.body.ops):
-        if op.effect is Effect.PURE and not any(r in live for r in op.results):
+        if is_pure(op) and not any(r in live for r in op.results):
             continue
         kept.append(op)
         live.update(op.operands())
@@ -71,7 +80,9 @@ def merge_equal(func: Func, classes: tuple[type[Op], ...] = (Op,)) -> Func:
     for old in func.body.ops:
         op = old.map(values)
         key = (type(op), tuple(_key(x) for _, x in attributes(op)))
-        if op.effect is not Effect.PURE or op.blocks() or not isinstance(op, classes):
+        if not is_pure(op):
+            seen = {k: x for k, x in seen.items() if not isinstance(x, LoadBase) or x.on_entry}
+        if not is_pure(op) or op.blocks() or not isinstance(op, classes):
             kept.append(op)
         elif key in seen:
             values.update(zip(old.results, seen[key].results, strict=True))

@@ -108,7 +108,7 @@ def _report(func: Func, error: VerifyError, where: str) -> str:
     lines = [f"after {where}: {error}" if where else str(error)]
     for text, op in printer.rows:
         lines.append(text)
-        if isinstance(bad, Op) and op is not None and bad in _shown(op, printer):
+        if isinstance(bad, Op) and op is not None and bad in ops_in_line(op, printer):
             part = printer.statement(op) if bad is op else printer.inline(bad)
             at = text.find(part, len(text) - len(text.lstrip()))
             at, size = (at, len(part)) if at >= 0 else (text.find(text.lstrip()), 1)
@@ -116,12 +116,12 @@ def _report(func: Func, error: VerifyError, where: str) -> str:
     return "\n".join([*lines, *(_origins(bad) if isinstance(bad, Op) else ())])
 
 
-def _shown(op: Op, printer: Printer) -> Iterator[Op]:
+def ops_in_line(op: Op, printer: Printer) -> Iterator[Op]:
     """The ops that print in the line of `op`."""
     yield op
     for value in op.operands():
         if value in printer.inlined:
-            yield from _shown(printer.inlined[value], printer)
+            yield from ops_in_line(printer.inlined[value], printer)
 
 
 def _origins(op: Op) -> Iterator[str]:

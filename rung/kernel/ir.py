@@ -77,6 +77,7 @@ class Load(LoadBase):
     lanes: int = 1
     unroll: Unroll = ()
     inline: ClassVar[str] = "single"
+    on_entry: ClassVar[bool] = False
 
     def infer(self) -> tuple[Type, ...]:
         subs = [s.type for s in self.subs if isinstance(s, Value)]
@@ -259,7 +260,8 @@ class Combine(Op):
 
     def infer(self) -> tuple[Type, ...]:
         t = self.x.type
-        assert isinstance(t, VecType)
+        if not isinstance(t, VecType):
+            raise VerifyError(f"combines {t}, not vectors")
         if self.axis == LANE:
             return (VecType(t.dtype, 1, t.unroll),)
         return (VecType(t.dtype, t.lanes, tuple(u for u in t.unroll if u[0] != self.axis)),)

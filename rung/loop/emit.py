@@ -18,7 +18,7 @@ from rung.core.op import Builder, Effect, Func, Names, Op, Value, attributes
 from rung.core.ops import Cast, Const, IndexValue, Map, Sub
 from rung.core.rewrite import _key, dead_code
 from rung.core.types import I64, TensorType, axes_of
-from rung.loop.ir import Axes, Contract, Fold, Load, Store, op_axes
+from rung.loop.ir import Axes, Contract, Fold, Load, Store, free_axes, op_axes
 
 Sizes = Mapping[str, Expr]  # axis -> extent
 
@@ -128,8 +128,10 @@ class Copier:
     def _moved(self, op: Op) -> Op:
         match op:
             case Load():
-                mask = self.out.unproved([*map(self.expr, op.mask), *self.mask])
-                return replace(op, buf=self.values[op.buf], subs=self.subs(op.subs), mask=mask)
+                subs = self.subs(op.subs)
+                inside = [e for e in self.mask if not e.symbols().isdisjoint(free_axes(subs))]
+                mask = self.out.unproved([*map(self.expr, op.mask), *inside])
+                return replace(op, buf=self.values[op.buf], subs=subs, mask=mask)
             case Store():
                 mask = self.out.unproved([*map(self.expr, op.mask), *self.mask])
                 return Store(self.values[op.buf], self.subs(op.subs), self.values[op.value], mask)

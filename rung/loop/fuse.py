@@ -31,7 +31,7 @@ from rung.program.ir import KernelCall, Module
 
 Reason: TypeAlias = str
 Price = Callable[[Func], float]  # seconds of a kernel
-MAX_AXES, MAX_CONTRACTIONS, MAX_READERS = 6, 2, 4
+MAX_AXES, MAX_CONTRACTIONS, MAX_READERS = 6, 2, 3
 SOFTMAX = ("max", "softmax", "attend")
 
 

@@ -159,6 +159,9 @@ class _Flatten:
             assert isinstance(e, Expr)
             a, b = e.coefficient(self.outer), e.coefficient(self.inner)
             return None if a is not None and b is not None and a is b * self.n else False
+        assert isinstance(op.buf.type, TensorType)
+        if op.buf.type.strides is not None:
+            return False
         first, second = places[0], places[-1]
         whole = len(places) == 2 and subs[first] is i and subs[second] is j
         between = all(n.is_const(1) for n in shape(op.buf)[first + 1:second])

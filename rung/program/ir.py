@@ -26,6 +26,7 @@ from rung.core.types import TensorType, Type
 from rung.tensor import ir as tensor
 
 ROLES = ("input", "param", "const", "mutated", "")
+_EFFECTS = {"": Effect.PURE} | {e.value: e for e in Effect}
 Args = tuple[tuple[str, Any], ...]  # (keyword or "", argument)
 
 
@@ -42,13 +43,13 @@ class Call(Op):
 
     @property
     def effect(self) -> Effect:  # type: ignore[override]
-        return Effect(self.impure) if self.impure else Effect.PURE
+        return _EFFECTS.get(self.impure, Effect.ORDERED)
 
     def infer(self) -> tuple[Type, ...]:
         return self.types
 
     def check(self) -> None:
-        if self.impure and self.impure not in {e.value for e in Effect}:
+        if self.impure not in _EFFECTS:
             raise VerifyError(f"no effect is called {self.impure!r}")
 
     def run(self, interp: Interp, *operands: Any) -> Any:

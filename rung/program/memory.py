@@ -85,7 +85,8 @@ def plan(program: Func) -> Plan:
     """Storages, offsets and steps of one program; pure."""
     ops = [op for op in program.body.ops if op.results or not _is_pure(op)]
     classes = _classes(program, ops)
-    storages = [_storage(root, values, program, ops) for root, values in classes.items()]
+    storages = _held([_storage(root, values, program, ops) for root, values in classes.items()],
+                     ops)
     fixed = [s for s in storages if s.role == "temp" and s.bytes.const_value is not None]
     offsets, workspace = place(fixed)
     placed = [replace(s, offset=offsets.get(s.name)) for s in storages]
@@ -137,6 +138,21 @@ def _storage(root: Value, values: list[Value], program: Func, ops: Sequence[Op])
                          "call" if isinstance(made, Call | Composite | Apply) else "temp")
     first = 0 if root in program.params else min(uses)
     return Storage(root.name, role, _bytes(root), tuple(values), first, max(uses, default=0))
+
+
+def _held(storages: list[Storage], ops: Sequence[Op]) -> list[Storage]:
+    """Storages that live as long as what library calls made of them, which may be views."""
+    home = {v: n for n, s in enumerate(storages) for v in s.values}
+    for op in reversed(ops):
+        if not isinstance(op, Call | Composite | Apply):
+            continue
+        made = [storages[home[r]] for r in op.results if r in home]
+        for n in {home[v] for v in _reads(op) if v in home}:
+            s = storages[n]
+            last = max([s.last, *(m.last for m in made)])
+            escapes = s.role == "temp" and any(m.role == "output" for m in made)
+            storages[n] = replace(s, last=last, role="output" if escapes else s.role)
+    return storages
 
 
 def _reads(op: Op) -> set[Value]:

@@ -49,13 +49,13 @@ class _Work:
 
     def without_copy(self, ops: list[Op], call: KernelCall) -> list[Op]:
         """`call` updates the original instead of its copy, if it may."""
-        for copied in call.updates:
+        for copied, state in zip(call.updates, call.results, strict=False):
             copy = next((op for op in ops if copied in op.results), None)
             if not (isinstance(copy, KernelCall) and copy_of(self.kernels[copy.callee])):
                 continue
             (source,) = copy.args
             at = next(n for n, op in enumerate(ops) if op.results == call.results)
-            reason = _keeps_old(ops, at, source, copied)
+            reason = _keeps_old(ops, at, source, state)
             if reason is None and source in ops[at].operands():
                 reason = "the kernel reads the old value as well"
             trace.emit("declined" if reason else "fired", "reinplace", copied.name, reason or "")
@@ -108,11 +108,11 @@ class _Work:
         at = call.results.index(write.src)
         out = kernel.outs[at - len(call.updates)]
         reads = write.dst in call.args
-        into = kernel.params[call.args.index(write.dst)] if reads else out
-        ops = [replace(op, buf=into) if isinstance(op, Store) and op.buf is out else op
-               for op in kernel.body.ops]
+        old = kernel.params[call.args.index(write.dst)] if reads else out
+        into = replace(old, role="mutated")
+        ops = substitute(kernel.body.ops, {old: into, out: into})
         name = f"{kernel.name}_to_{at}"
-        params = kernel.params if reads else (*kernel.params, into)
+        params = tuple(into if p is old else p for p in kernel.params) + (() if reads else (into,))
         outs = tuple(o for o in kernel.outs if o is not out)
         self.kernels[name] = replace(kernel.with_ops(ops), name=name, params=params, outs=outs)
         count = len(call.updates)
@@ -138,11 +138,13 @@ def _keeps_old(ops: list[Op], at: int, source: Value, new: Value) -> Reason | No
         return f"{source.name} is not to change"
     if source.role and any(isinstance(op, Return) and new in op.values for op in ops):
         return "the new value is also returned"
+    shared = {source}  # a library call may give a view of what it is given
+    for op in ops[:at]:
+        if isinstance(op, Call | Composite | Apply) and shared & set(_reads(op)):
+            shared.update(op.results)
     for op in ops[at + 1:]:
-        reads = [*op.operands(), *(v for b in op.blocks() for x in walk(b) for v in x.operands())]
-        if isinstance(op, Write) and op.dst is source:
-            reads = [op.src]
-        if source in reads:
+        reads = [op.src] if isinstance(op, Write) and op.dst is source else _reads(op)
+        if shared & set(reads):
             return f"{source.name} is read later"
         if isinstance(op, Check) or (isinstance(op, Call) and op.effect is Effect.RAISES):
             return "a later check may fail"
@@ -150,3 +152,7 @@ def _keeps_old(ops: list[Op], at: int, source: Value, new: Value) -> Reason | No
     if isinstance(maker, Call | Composite | Apply) or (maker is None and not source.role):
         return f"{source.name} may share memory"
     return None
+
+
+def _reads(op: Op) -> list[Value]:
+    return [*op.operands(), *(v for b in op.blocks() for x in walk(b) for v in x.operands())]

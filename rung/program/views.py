@@ -78,7 +78,7 @@ def copy_of(kernel: Func) -> Copy | None:
     if load.mask or store.mask or store.buf not in kernel.outs:
         return None
     subs = [s for s in (*load.subs, *store.subs) if isinstance(s, Expr)]
-    if len(subs) < len(load.subs) + len(store.subs):
+    if _strided(load.buf) or _strided(store.buf) or len(subs) < len(load.subs) + len(store.subs):
         return None
     shapes = [_shape(load.buf), _shape(store.buf)]
     bounds = {a: (0, n - 1) for a, n in extents_of(kernel).items()}
@@ -90,7 +90,7 @@ def copy_of(kernel: Func) -> Copy | None:
 
 def is_view(op: Op) -> bool:
     """Whether an `index` op only reshapes, so that it needs no memory of its own."""
-    if not isinstance(op, Index) or op.mask:
+    if not isinstance(op, Index) or op.mask or _strided(op.x):
         return False
     bounds = {a: (0, n - 1) for a, n in zip(op.axes, op.shape, strict=True)}
     return prove_eq(linear(op.subs, shape_of(op.x)),
@@ -103,6 +103,10 @@ def linear(subs: Sequence[Expr], shape: Sequence[Expr]) -> Expr:
     for sub, n in zip(subs, shape, strict=True):
         offset = offset * n + sub
     return offset
+
+
+def _strided(value: Value) -> bool:
+    return isinstance(value.type, TensorType) and value.type.strides is not None
 
 
 def _shape(value: Value) -> tuple[Expr, ...]:

@@ -30,6 +30,7 @@ from rung.kernel.ir import (
     Store,
     Yield,
 )
+from rung.targets.base import buffers_of, symbols_of
 from rung.targets.c_family import Prelude
 
 Point = tuple[tuple[str, int], ...]  # one step of each unrolled axis
@@ -41,21 +42,6 @@ class Style:
 
     restrict: str = "restrict"
     head: str = "static void {name}({params})"
-
-
-def symbols_of(func: Func) -> tuple[str, ...]:
-    """Size symbols that a kernel takes as arguments, sorted."""
-    found: set[str] = set()
-    for value in (*func.params, *func.outs):
-        if isinstance(value.type, TensorType):
-            for e in (*value.type.shape, *(value.type.strides or ())):
-                found |= e.symbols()
-    return tuple(sorted(found))
-
-
-def buffers_of(func: Func) -> tuple[Value, ...]:
-    """A kernel's buffers in argument order."""
-    return tuple(v for v in (*func.params, *func.outs) if isinstance(v.type, TensorType))
 
 
 class Emitter:

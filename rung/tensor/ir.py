@@ -46,7 +46,8 @@ class Reduce(Op):
     def check(self) -> None:
         if self.monoid not in MONOIDS:
             raise VerifyError(f"no monoid is called {self.monoid!r}")
-        if any(not 0 <= a < len(shape_of(self.x)) for a in self.axes):
+        if any(not 0 <= a < len(shape_of(self.x)) for a in self.axes) or (
+                len(set(self.axes)) < len(self.axes)):
             raise VerifyError(f"axes {self.axes} of {self.x.type}")
         if dtype_of(self.x.type) != self.acc:
             raise VerifyError(f"reduces {self.x.type} with accumulator {self.acc}")
@@ -125,6 +126,8 @@ class Contract(Op):
 
     def infer(self) -> tuple[Type, ...]:
         sizes = self.sizes()
+        if unknown := [a for a in self.out_axes if a not in sizes]:
+            raise VerifyError(f"no operand has axis {', '.join(unknown)}")
         return (TensorType(self.acc, tuple(sizes[a] for a in self.out_axes)),)
 
     def check(self) -> None:
@@ -189,6 +192,8 @@ class Scatter(Op):
 
     def check(self) -> None:
         shape = list(shape_of(self.x))
+        if not 0 <= self.dim < len(shape):
+            raise VerifyError(f"dimension {self.dim} of {self.x.type}")
         if len(shape_of(self.at)) != 1 or dtype_of(self.at.type).kind not in "iu":
             raise VerifyError(f"index {self.at.name} is {self.at.type}, not an integer vector")
         shape[self.dim] = shape_of(self.at)[0]
@@ -246,6 +251,8 @@ class Concat(Op):
     form: ClassVar[str] = "concat {xs} dim {dim}"
 
     def infer(self) -> tuple[Type, ...]:
+        if any(not 0 <= self.dim < len(shape_of(x)) for x in self.xs) or not self.xs:
+            raise VerifyError(f"dimension {self.dim} of {', '.join(str(x.type) for x in self.xs)}")
         shape = list(shape_of(self.xs[0]))
         shape[self.dim] = sum((shape_of(x)[self.dim] for x in self.xs[1:]), shape[self.dim])
         return (TensorType(dtype_of(self.xs[0].type), tuple(shape)),)

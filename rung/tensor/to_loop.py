@@ -61,7 +61,7 @@ class _Lowering:
             if isinstance(op, LOWERED) and isinstance(op.result.type, TensorType):
                 ops += self.calls(op, names)
                 continue
-            if isinstance(op, Const | Map | Cast):
+            if isinstance(op, Const | Map | Cast | IndexValue):
                 self.scalars[op.result] = op
             ops.append(op)
         return dead_code(func.with_ops(ops))
@@ -117,9 +117,10 @@ class _Maker:
     def one(self, op: Op, hint: str = "") -> Value:
         return self.builder.one(op, hint or op.keyword)
 
-    def param(self, value: Value) -> Value:
+    def param(self, value: Value, role: str = "") -> Value:
         if value not in self.params:
-            self.params[value] = Value(self.builder.names(f"x{len(self.params)}"), value.type)
+            name = self.builder.names(f"x{len(self.params)}")
+            self.params[value] = Value(name, value.type, role)
         return self.params[value]
 
     def load(self, value: Value, subs: Sequence[Sub], mask: Grid = (),
@@ -208,7 +209,7 @@ def _gather(m: _Maker, op: Gather) -> None:
 
 def _scatter(m: _Maker, op: Scatter) -> None:
     grid = m.grid(shape_of(op.src))
-    into = m.param(op.x)
+    into = m.param(op.x, "mutated")
     at = m.load(op.at, grid[op.dim:op.dim + 1])
     value = m.load(op.src, grid)
     m.updated.add(into)

@@ -38,6 +38,7 @@ class Stmt:
     axes: frozenset[str]
     needs: list[Stmt] = field(default_factory=list)
     carried: frozenset[Split] = frozenset()  # outer reduced loops that it stays inside of
+    within: frozenset[Split] = frozenset()  # loops around the place where its array lives
 
     @property
     def folds(self) -> str:
@@ -253,7 +254,7 @@ class Walk:
 
 def varies(stmt: Stmt, split: Split) -> bool:
     """Whether a statement belongs inside a loop."""
-    return split.axis in stmt.axes or split in stmt.carried
+    return split.axis in stmt.axes or split in stmt.carried or split in stmt.within
 
 
 def phases(stmts: Sequence[Stmt], split: Split) -> list[list[Stmt]]:
@@ -281,7 +282,8 @@ def statements(kernel: Func, mapping: Mapping, nest: Nest) -> list[Stmt]:
         needs = list({id(s): s for v in op.operands() for s in reads.get(v, [])}.values())
         kind = _kind(op, mapping)
         if kind:
-            stmt = Stmt(kind, op, frozenset(loop.op_axes(op)), needs)
+            stmt = Stmt(kind, op, frozenset(loop.op_axes(op)), needs,
+                        within=_around(op, mapping, nest))
             out.append(stmt)
             made.update(dict.fromkeys(op.results, stmt))
             needs = [stmt]
@@ -293,6 +295,14 @@ def statements(kernel: Func, mapping: Mapping, nest: Nest) -> list[Stmt]:
     if missing:
         raise MappingError(f"illegal: the kernel has no value {', '.join(sorted(missing))}")
     return out
+
+
+def _around(op: Op, mapping: Mapping, nest: Nest) -> frozenset[Split]:
+    """The loops from the outermost to the one where a value of `op` is placed."""
+    places = [p for r in op.results if (p := mapping.placed(r.name))]
+    at = [n for n, s in enumerate(nest.loops) for p in places
+          if (s.axis, s.level) == (p.axis, p.level)]
+    return frozenset(nest.loops[: max(at, default=-1) + 1])
 
 
 def _kind(op: Op, mapping: Mapping) -> str:

@@ -61,8 +61,8 @@ def test_round_trip_of_random_kernels(seed: int) -> None:
 
 
 def test_layout_and_comments_do_not_matter() -> None:
-    spaced = "\n\n# a kernel\n" + SOFTMAX.replace("\n", "  # note: m = 1\n\n").replace(" : ", "  :  ")
-    assert str(parse(spaced)) == SOFTMAX
+    spaced = SOFTMAX.replace("\n", "  # note: m = 1\n\n").replace(" : ", "  :  ")
+    assert str(parse("\n\n# a kernel\n" + spaced)) == SOFTMAX
 
 
 def test_functions_of_a_module_are_apart() -> None:

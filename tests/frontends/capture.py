@@ -9,16 +9,14 @@ from typing import Any
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from rung.core.op import Func, walk
-from rung.core.ops import IndexValue
-from rung.core.parse import Vocabulary, parse_module
+from rung.core import trace
+from rung.core.op import Func
+from rung.core.parse import parse_module
+from rung.core.verify import verify
 from rung.frontends.torch.aten import lower
 from rung.frontends.torch.importer import Imported, import_graph
 from rung.frontends.torch.oracle import run_program
 from rung.program import ir as program
-from rung.tensor import ir as tensor
-
-VOCABULARIES = {"program": Vocabulary("program", (*program.OPS, *tensor.OPS, IndexValue))}
 
 
 def traced(fn: Callable[..., Any], args: Sequence[Any], mode: str = "fake") -> Imported:
@@ -32,9 +30,10 @@ def _tuple(x: Any) -> tuple[Any, ...]:
     return tuple(x) if isinstance(x, tuple | list) else (x,)
 
 
-def check_text(func: Func) -> None:
-    """The text parses back to the same text."""
-    (parsed,) = parse_module(str(func), VOCABULARIES)
+def check(func: Func) -> None:
+    """The function verifies, and its text parses back to the same text."""
+    verify(func, program.VOCABULARY)
+    (parsed,) = parse_module(str(func), {"program": program.VOCABULARY})
     assert str(parsed) == str(func)
 
 
@@ -47,18 +46,16 @@ def composites(func: Func) -> list[str]:
     return [op.target for op in func.body.ops if isinstance(op, program.Composite)]
 
 
-def verify(func: Func) -> None:
-    for op in walk(func.body):
-        assert tuple(r.type for r in op.results) == op.infer(), op
-        op.check()
+def declined(events: Sequence[trace.Event]) -> list[str]:
+    """The targets that the table did not lower."""
+    return [e.subject for e in events if (e.kind, e.place) == ("declined", "lower")]
 
 
 def run(imported: Imported, args: Sequence[Any]) -> tuple[tuple[torch.Tensor, ...], Func]:
     """Results of the lowered program on the oracle, and that program."""
     lowered = lower(imported.func)
     for func in (imported.func, lowered):
-        verify(func)
-        check_text(func)
+        check(func)
     inputs = [a for a in args if isinstance(a, torch.Tensor | int)]
     return run_program(lowered, [*inputs, *imported.constants]), lowered
 
@@ -76,8 +73,7 @@ class OraclePipeline(types.ModuleType):
                         example_inputs: Sequence[Any]) -> Callable[..., Any]:
         low = lower(func)
         for f in (func, low):
-            verify(f)
-            check_text(f)
+            check(f)
         self.imported.append(func)
         self.lowered.append(low)
         self.options.append(options)

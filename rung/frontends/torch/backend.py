@@ -17,6 +17,7 @@ import torch
 from torch import fx
 
 from rung.core import trace
+from rung.core.config import PRECISIONS, Settings
 from rung.core.errors import RungError
 from rung.core.expr import Expr
 from rung.core.op import Value
@@ -36,14 +37,14 @@ DECOMPOSED = [
 """Operators that torch may write out in terms of others: those whose parts are all in the table."""
 
 TARGETS = ("cpu", "cpu.avx512", "cpu.avx2", "cpu.base")
-PRECISIONS = ("default", "eager")
 
 
 @dataclass(frozen=True)
 class Options:
     """`options=` of torch.compile.
 
-    target: the machine to compile for, whatever device the tensors are on.
+    target: the machine to compile for, whatever device the tensors are on; this and precision are
+    the environment's by default.
     precision: "default" keeps chains of bf16 ops in f32, "eager" rounds wherever eager does.
     mappings: a file of mappings to use. strict: raise where a graph would otherwise fall back.
     """
@@ -56,7 +57,9 @@ class Options:
     @staticmethod
     def of(given: Mapping[str, object]) -> Options:
         """Checked options; ValueError or TypeError names what is known."""
-        defaults = {f.name: f.default for f in fields(Options)}
+        settings = Settings.from_environment()
+        defaults = {f.name: f.default for f in fields(Options)} | {
+            "target": settings.target or "cpu", "precision": settings.precision}
         for name, value in given.items():
             if name not in defaults:
                 raise ValueError(f"rung has no option {name!r}; it has {', '.join(defaults)}")

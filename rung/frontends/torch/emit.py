@@ -31,7 +31,7 @@ from rung.core.types import (
 from rung.frontends.torch import shapes
 from rung.frontends.torch.calls import DTYPES
 from rung.frontends.torch.importer import TORCH_DTYPES
-from rung.tensor.ir import Index, Reduce, axis_names, shape_of
+from rung.tensor.ir import Full, Index, Reduce, axis_names, shape_of
 
 LOWERED = (F64, F32, BF16, I64, I32, BOOL)
 Number = bool | int | float
@@ -79,9 +79,10 @@ class Emit:
 
     # ---- elementwise
     def map(self, fn: str, *args: Operand) -> Value:
-        """A scalar function; numbers take the type of the first operand that is a value."""
-        dtype = next(dtype_of(a.type) for a in args if isinstance(a, Value))
-        return self.op(Map(fn, tuple(self.value(a, dtype) for a in args)))
+        """A scalar function; numbers take the type of the last operand that is a value."""
+        *_, dtype = (dtype_of(a.type) for a in args if isinstance(a, Value))
+        return self.op(Map(fn, tuple(a if isinstance(a, Value) else self.value(a, dtype)
+                                     for a in args)))
 
     def literal(self, x: Number, dtype: DType) -> Number:
         """A Python number as a literal of `dtype`; Unsupported where it does not fit."""
@@ -137,6 +138,8 @@ class Emit:
         same = tuple(shape) == shape_of(x) and tuple(subs) == axis_exprs(len(shape))
         if same and not mask and isinstance(x.type, TensorType):
             return x
+        if any(s.is_const(0) for s in shape):
+            return self.op(Full(self.literal(0, dtype_of(x.type)), dtype_of(x.type), tuple(shape)))
         return self.op(Index(x, axes, tuple(shape), tuple(subs), tuple(mask), fill))
 
     def remap(self, x: Value, shape: Sequence[Expr],

@@ -21,7 +21,7 @@ from torch import fx
 
 from rung.core import origins
 from rung.core.errors import Unsupported
-from rung.core.expr import ONE, Expr, sym
+from rung.core.expr import ONE, Expr, is_size, sym
 from rung.core.op import Block, Func, Names, Op, Value
 from rung.core.origins import Origin
 from rung.core.types import (
@@ -42,15 +42,11 @@ from rung.core.types import (
 )
 from rung.frontends.torch.compat import is_signed, size_expr
 from rung.program import ir as program
-from rung.tensor import ir as tensor
 
 TORCH_DTYPES = {
     torch.float64: F64, torch.float32: F32, torch.bfloat16: BF16, torch.float16: F16,
     torch.int64: I64, torch.int32: I32, torch.int16: I16, torch.int8: I8, torch.uint8: U8,
     torch.bool: BOOL}
-RESERVED = {op.keyword for op in (*program.OPS, *tensor.OPS)} | {
-    "true", "false", "inf", "nan", "None"}
-"""Words of the language that no value may be named by."""
 
 Result = Value | Expr | int | None
 """One output of the graph: a tensor, a size (symbolic or not) or nothing."""
@@ -155,7 +151,7 @@ class _Importer:
 
     def __init__(self, gm: fx.GraphModule, static: frozenset[int]):
         self.gm, self.static = gm, static
-        self.names = Names(sorted(RESERVED))
+        self.names = Names()
         self.env: dict[fx.Node, Any] = {}
         self.params: list[Value] = []
         self.constants: dict[str, tuple[Value, torch.Tensor]] = {}
@@ -199,8 +195,7 @@ class _Importer:
             if isinstance(val, torch.SymInt) and is_signed(val):
                 self.signed |= size.symbols()
             self.env[node] = size
-            known = {p.name for p in self.params}
-            hint = str(size) if size.is_symbol() and str(size) not in known else hint
+            hint = str(size) if str(size) not in {p.name for p in self.params} else hint
             role = ""
         value = self._value(hint, kind, role)
         self.params.append(value)
@@ -215,7 +210,9 @@ class _Importer:
         return self.constants[path][0]
 
     def _value(self, hint: str, kind: Type, role: str = "") -> Value:
-        return Value(self.names(hint), kind, role)
+        """A new value; one that is a size is called by its symbol, as types refer to it."""
+        name = hint if kind == INDEX and is_size(hint) else self.names(hint)
+        return Value(name, kind, role)
 
     def _type(self, val: Any) -> Type:
         if isinstance(val, torch.Tensor):
@@ -242,8 +239,9 @@ class _Importer:
 
     def _add(self, node: fx.Node, op: program.Call | program.Write, val: Any) -> None:
         op.check()
-        values = tuple(self._value(_hint(node, n, v), t) for n, (t, v) in enumerate(
-            zip(op.infer(), _leaves(val), strict=True)))
+        hints = (str(size_of(v)) if isinstance(v, torch.SymInt) else node.name
+                 for v in _leaves(val))
+        values = tuple(self._value(h, t) for h, t in zip(hints, op.infer(), strict=True))
         for value in values:
             origins.record(value, [_origin(node)])
         self.ops.append(replace(op, results=values))
@@ -304,13 +302,6 @@ def _effect(op: torch._ops.OpOverload) -> str:
     if op.namespace == "_c10d_functional":
         return "ordered"
     return "" if schema.returns else "raises"
-
-
-def _hint(node: fx.Node, position: int, val: Any) -> str:
-    """The name of a result: the node's; that of a size is its symbol, by which types know it."""
-    if isinstance(val, torch.SymInt):
-        return str(size_of(val))
-    return node.name if not position else f"{node.name}_{position}"
 
 
 def _check_sizes(func: Func) -> None:

@@ -44,7 +44,9 @@ def index_select(e: Emit, x: Value, dim: int, at: Value) -> Value:
     if not rank or len(shape_of(at)) != 1:
         raise Unsupported("index_select of or by a scalar")
     dim = dimension(dim, rank)
-    check(e, at, Expr.of(0), shape_of(x)[dim], "IndexError", "index out of range in self")
+    error = ("RuntimeError", "INDICES element is out of DATA bounds") if dim == 1 else (
+        "IndexError", "index out of range in self")  # torch has a kernel of its own for dim 1
+    check(e, at, Expr.of(0), shape_of(x)[dim], *error)
     return e.op(Gather(x, dim, at))
 
 

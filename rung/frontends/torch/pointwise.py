@@ -7,25 +7,25 @@ from collections.abc import Callable
 from rung.core.errors import Unsupported
 from rung.core.op import Value
 from rung.core.ops import Cast
-from rung.core.types import BF16, BOOL, I64, dtype_of
-from rung.frontends.torch.emit import Emit, Operand, promote
+from rung.core.types import BOOL, dtype_of
+from rung.frontends.torch.emit import Emit, Number, Operand, promote
 
 Body = Callable[..., Value]
 
 
-def unary(fn: str | Body, exact: bool = True) -> Body:
-    """A function of one tensor and numbers, computed in the type of the result."""
-    def build(e: Emit, x: Operand, *numbers: Operand) -> Value:
-        args = [e.operand(a, e.dtype, exact) for a in (x, *numbers)]
-        return e.finish(e.map(fn, *args) if isinstance(fn, str) else fn(e, *args))
-    return build
+def unary(fn: str) -> Body:
+    """A function of one tensor, computed in the type of the result."""
+    return lambda e, x: e.finish(e.map(fn, e.operand(x, e.dtype)))
 
 
-def binary(fn: str | Body, exact: bool = False) -> Body:
-    """A function of two operands that broadcast, computed in the type of the result."""
+def binary(fn: str, exact: bool = False) -> Body:
+    """A function of two operands that broadcast, computed in the type of the result.
+
+    `exact`: the kernel reads a second operand that is a scalar without rounding it to bf16.
+    """
     def build(e: Emit, x: Operand, y: Operand) -> Value:
-        args = e.expanded(e.shape, *(e.operand(a, e.dtype, exact) for a in (x, y)))
-        return e.finish(e.map(fn, *args) if isinstance(fn, str) else fn(e, *args))
+        args = e.operand(x, e.dtype), e.operand(y, e.dtype, exact)
+        return e.finish(e.map(fn, *e.expanded(e.shape, *args)))
     return build
 
 
@@ -54,26 +54,25 @@ def bitwise(fn: str) -> Body:
     return build
 
 
-def scaled(fn: str) -> Body:
-    """x + alpha * y or x - alpha * y."""
-    def build(e: Emit, x: Operand, y: Operand, alpha: Operand) -> Value:
+def numbers(build: Body) -> Body:
+    """`build` for results other than bools."""
+    def checked(e: Emit, *args: Operand) -> Value:
         if e.dtype is BOOL:
             raise Unsupported("arithmetic of bools")
-        if isinstance(alpha, bool | int | float) and alpha == 1:
-            return binary(fn, exact=True)(e, x, y)
-        a, b = (e.operand(v, e.dtype, exact=True) for v in (x, y))
-        c = e.map("mul", b, alpha)
+        return build(e, *args)
+    return checked
+
+
+def scaled(fn: str) -> Body:
+    """x + alpha * y or x - alpha * y, rounded once for floats."""
+    def build(e: Emit, x: Operand, y: Operand, alpha: Number) -> Value:
+        if alpha == 1:
+            return binary(fn)(e, x, y)
+        a, b = e.expanded(e.shape, *(e.operand(v, e.dtype) for v in (x, y)))
         if not e.dtype.is_float:
-            return e.finish(e.map(fn, *e.expanded(e.shape, a, c)))
-        sign = {"add": c, "sub": e.map("neg", c)}[fn]
-        return e.finish(e.map("add", *e.expanded(e.shape, a, sign)))
-    return build
-
-
-def times(e: Emit, x: Operand, y: Operand) -> Value:
-    if e.dtype is BOOL:
-        raise Unsupported("arithmetic of bools")
-    return binary("mul", exact=True)(e, x, y)
+            return e.finish(e.map(fn, a, e.map("mul", b, alpha)))
+        return e.finish(e.map("fma", b, e.operand(alpha if fn == "add" else -alpha, e.dtype), a))
+    return numbers(build)
 
 
 def floats(build: Body) -> Body:
@@ -149,8 +148,6 @@ def convert(e: Emit, x: Value, dtype: object, *_: object) -> Value:
     """The user's cast: layout and memory format are restored where a result needs them."""
     if dtype is None or dtype_of(x.type) == e.dtype:
         return x
-    if e.dtype is BF16 and dtype_of(x.type) is I64:
-        return e.op(Cast(e.value(x, I64), BF16))
     return e.op(Cast(x, e.dtype))
 
 
@@ -165,8 +162,8 @@ POINTWISE: dict[str, Body] = {
     "aten::sub.Scalar(Tensor self, Scalar other, Scalar alpha=1) -> Tensor": scaled("sub"),
     "aten::rsub.Scalar(Tensor self, Scalar other, Scalar alpha=1) -> Tensor":
         lambda e, x, y, alpha: scaled("sub")(e, y, x, alpha),
-    "aten::mul.Tensor(Tensor self, Tensor other) -> Tensor": times,
-    "aten::mul.Scalar(Tensor self, Scalar other) -> Tensor": times,
+    "aten::mul.Tensor(Tensor self, Tensor other) -> Tensor": numbers(binary("mul", exact=True)),
+    "aten::mul.Scalar(Tensor self, Scalar other) -> Tensor": numbers(binary("mul", exact=True)),
     "aten::div.Tensor(Tensor self, Tensor other) -> Tensor": floats(binary("div", exact=True)),
     "aten::div.Scalar(Tensor self, Scalar other) -> Tensor": floats(binary("div", exact=True)),
     "aten::maximum(Tensor self, Tensor other) -> Tensor": binary("max"),
@@ -188,7 +185,7 @@ POINTWISE: dict[str, Body] = {
     "aten::ceil(Tensor self) -> Tensor": floats(unary("ceil")),
     "aten::trunc(Tensor self) -> Tensor": floats(unary("trunc")),
     "aten::round(Tensor self) -> Tensor": floats(unary("round")),
-    "aten::gelu(Tensor self, *, str approximate='none') -> Tensor": gelu,
+    'aten::gelu(Tensor self, *, str approximate="none") -> Tensor': gelu,
     "aten::pow.Tensor_Scalar(Tensor self, Scalar exponent) -> Tensor": floats(power),
     "aten::clamp(Tensor self, Scalar? min=None, Scalar? max=None) -> Tensor": clamp,
     "aten::clamp_min(Tensor self, Scalar min) -> Tensor": clamp,

@@ -82,7 +82,7 @@ def broadcast(source: Shape, axes: Sequence[str], shape: Shape) -> tuple[Expr, .
     for size, axis, wanted in zip(source, axes[lead:], shape[lead:], strict=True):
         if size is not wanted and size is not ONE:
             raise Unsupported(f"broadcast of size {size} to {wanted}")
-        subs.append(sym(axis) if size is wanted and size is not ONE else ZERO)
+        subs.append(sym(axis) if size is wanted else ZERO)
     return tuple(subs)
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rung.core.op import Func
-from rung.core.types import dtype_of
 from rung.kernel.ir import For
 from rung.targets.c_family import Prelude
-from rung.targets.emit import Emitter, buffers_of, symbols_of
+from rung.targets.emit import Emitter, Style
 
 
 class CpuEmitter(Emitter):
@@ -29,15 +28,11 @@ class CpuEmitter(Emitter):
 
 
 def emit(kernels: Sequence[Func]) -> str:
-    """One source for all kernels; `run_NAME(buffers, sizes)` is each one's entry."""
+    """One source for all kernels; `run_NAME(buffers..., sizes...)` is each one's function.
+
+    The prefix keeps a kernel called `floor` apart from the C library's.
+    """
     prelude = Prelude()
-    bodies = [CpuEmitter(k, prelude).source() + "\n\n" + _entry(k, prelude) for k in kernels]
+    style = Style(head="void run_{name}({params})")
+    bodies = [CpuEmitter(k, prelude, style).source() for k in kernels]
     return prelude.text() + "\n" + "\n\n".join(bodies) + "\n"
-
-
-def _entry(kernel: Func, prelude: Prelude) -> str:
-    args = [f"({prelude.storage(dtype_of(v.type))} *)buffers[{n}]"
-            for n, v in enumerate(buffers_of(kernel))]
-    args += [f"sizes[{n}]" for n, _ in enumerate(symbols_of(kernel))]
-    return (f"void run_{kernel.name}(void *const *buffers, const long *sizes) {{\n"
-            f"  {kernel.name}({', '.join(args)});\n}}")

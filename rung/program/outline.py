@@ -1,0 +1,228 @@
+"""Repeated layers as one program that is applied several times, before they are lowered.
+
+    ... 12 x the same 90 calls ...    ->    x1, k1 = apply layer(x, w0, cache0)
+                                            x2, k2 = apply layer(x1, w1, cache1) ...
+
+A period is searched on what each op is (class, attributes, result types) without its operands;
+the layer is cut where only the residual stream crosses: values that several ops of the next layer
+read, which fusion would store anyway. So the kernels are those of the whole program, and every
+pass until `inline_applies`, after fusion, sees one layer only. Near linear in the number of ops.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from rung.core import origins, trace
+from rung.core.op import Effect, Func, Names, Op, Value, attributes, names_of, uses
+from rung.core.ops import Const
+from rung.core.rewrite import substitute
+from rung.program.ir import Apply, Module, Return
+
+LEAST = 8  # ops in a layer that is worth a program of its own
+TRIES = 8  # candidate periods that are looked at closely
+
+
+@dataclass(frozen=True)
+class Run:
+    """`count` equal segments of `period` ops, the first at `start`."""
+
+    start: int
+    period: int
+    count: int
+
+    def segment(self, n: int) -> range:
+        first = self.start + n * self.period
+        return range(first, first + self.period)
+
+
+def outline(program: Func) -> Module:
+    """The program with each run of equal layers as applications of one program."""
+    main, layers = program, list[Func]()
+    for _ in range(4):
+        run = _find(main)
+        if run is None:
+            break
+        main, layer = _outlined(main, run, f"layer{len(layers)}")
+        layers.append(layer)
+    return Module((main, *layers))
+
+
+def inline_applies(module: Module) -> Module:
+    """The main program with every `apply` replaced by the ops of the program that it names."""
+    table = {p.name: p for p in module.programs}
+    main = module.main
+    names = names_of(main)
+    ops: list[Op] = []
+    for op in main.body.ops:
+        if isinstance(op, Apply):
+            ops += _inlined(op, table[op.callee], names)
+        else:
+            ops.append(op)
+    return Module((main.with_ops(ops),), module.kernels)
+
+
+def _inlined(call: Apply, layer: Func, names: Names) -> Iterator[Op]:
+    values = dict(zip(layer.params, call.args, strict=True))
+    last = layer.body.last
+    values |= dict(zip(last.operands(), call.results, strict=True))
+    for old in layer.body.ops[:-1]:
+        (op,) = substitute([old], values)
+        results = tuple(values.get(r) or Value(names(r.name), r.type) for r in old.results)
+        values.update(zip(old.results, results, strict=True))
+        origins.derive(results, call.results)
+        yield replace(op, results=results)
+
+
+# --- the search
+
+def _find(program: Func) -> Run | None:
+    """The run that covers most ops, cut where it does not change fusion."""
+    ops = program.body.ops
+    marks = _marks(ops)
+    best: Run | None = None
+    for period in _periods(marks):
+        for start, length in _stretches(marks, period):
+            run = _cut(program, start, length + period, period)
+            if run and (best is None or run.count * run.period > best.count * best.period):
+                best = run
+    return best
+
+
+def _marks(ops: Sequence[Op]) -> list[int]:
+    """A number for each op, equal for ops that differ in operands only; effects are all apart."""
+    table: dict[Hashable, int] = {}
+    marks = []
+    for n, op in enumerate(ops):
+        key: Hashable = (type(op), tuple(_shape(x) for _, x in attributes(op)),
+                         tuple(str(r.type) for r in op.results))
+        if op.effect is not Effect.PURE or isinstance(op, Apply):
+            key = n
+        marks.append(table.setdefault(key, len(table)))
+    return marks
+
+
+def _shape(x: object) -> Hashable:
+    if isinstance(x, Value):
+        return Value
+    if isinstance(x, tuple):
+        return tuple(_shape(y) for y in x)
+    return repr(x) if not isinstance(x, Hashable) or isinstance(x, int | float) else x
+
+
+def _periods(marks: Sequence[int]) -> list[int]:
+    """The commonest distances between an op and the next of its kind, weighted by length."""
+    last: dict[int, int] = {}
+    gaps: Counter[int] = Counter()
+    for n, mark in enumerate(marks):
+        if mark in last and n - last[mark] >= LEAST:
+            gaps[n - last[mark]] += 1
+        last[mark] = n
+    return sorted(gaps, key=lambda g: (-gaps[g], g))[:TRIES]
+
+
+def _stretches(marks: Sequence[int], period: int) -> Iterator[tuple[int, int]]:
+    """(start, length) of the stretches in which every op equals the one a period later."""
+    start = None
+    for n in range(len(marks) - period + 1):
+        same = n + period < len(marks) and marks[n] == marks[n + period]
+        if same and start is None:
+            start = n
+        if not same and start is not None:
+            if n - start >= period:
+                yield start, n - start
+            start = None
+
+
+def _cut(program: Func, start: int, length: int, period: int) -> Run | None:
+    """The best place of the segments' borders in a stretch; None where each changes fusion."""
+    readers = uses(program.body)
+    place = {id(op): n for n, op in enumerate(program.body.ops)}
+    maker = {r: n for n, op in enumerate(program.body.ops) for r in op.results}
+    found: list[tuple[int, int]] = []
+    for shift in range(min(period, length - 2 * period + 1)):
+        border = start + shift + period
+        crossing = [v for v, n in maker.items() if border - period <= n < border
+                    and any(border <= place[id(r)] < border + period
+                            for r in readers.get(v, ()) if id(r) in place)]
+        shared = all(len(readers[v]) > 1 for v in crossing)
+        if shared and crossing and max(maker[v] for v in crossing) == border - 1:
+            found.append((len(crossing), shift))
+    for _, shift in sorted(found):
+        run = _same_flow(program, Run(start + shift, period, (length - shift) // period), maker)
+        if run is not None:
+            return run
+    trace.emit("declined", "outline", f"period {period}", "no border leaves fusion unchanged")
+    return None
+
+
+def _same_flow(program: Func, run: Run, maker: dict[Value, int]) -> Run | None:
+    """The longest part of `run` whose segments connect their ops in the same way."""
+    ops = program.body.ops
+    flows = [_flow(program, run.segment(n), maker) for n in range(run.count)]
+    first = 0
+    if run.count > 2 and any(v in maker and maker[v] < run.start
+                             for v in _inputs(ops, run.segment(0), maker)):
+        first = 1  # what comes before may fuse into the first layer
+    end = first + 1
+    while end < run.count and flows[end] == flows[first]:
+        end += 1
+    if end - first < 2:
+        return None
+    return Run(run.start + first * run.period, run.period, end - first)
+
+
+def _flow(program: Func, segment: range, maker: dict[Value, int]) -> Hashable:
+    """How the ops of a segment read each other and the outside, and what the outside reads."""
+    ops = program.body.ops
+    outside = {v: n for n, v in enumerate(_inputs(ops, segment, maker))}
+
+    def place(v: Value) -> Hashable:
+        if v in outside:
+            return outside[v]
+        at = maker[v]
+        return (at - segment.start, ops[at].results.index(v)) if at in segment else v
+
+    reads = tuple(tuple(place(v) for v in ops[n].operands()) for n in segment)
+    return reads, tuple(place(v) for v in _outputs(program, segment))
+
+
+def _inputs(ops: Sequence[Op], segment: range, maker: dict[Value, int]) -> list[Value]:
+    """What a segment reads from outside, constants apart, in order of first use."""
+    read = (v for n in segment for v in ops[n].operands())
+    return list(dict.fromkeys(v for v in read if maker.get(v, -1) not in segment
+                              and not (v in maker and isinstance(ops[maker[v]], Const))))
+
+
+def _outputs(program: Func, segment: range) -> list[Value]:
+    """What others read of a segment's results, in order."""
+    ops = program.body.ops
+    rest = {v for n, op in enumerate(ops) if n not in segment for v in op.operands()}
+    return [r for n in segment for r in ops[n].results if r in rest]
+
+
+# --- the rewrite
+
+def _outlined(main: Func, run: Run, name: str) -> tuple[Func, Func]:
+    ops = main.body.ops
+    maker = {r: n for n, op in enumerate(ops) for r in op.results}
+    first = run.segment(0)
+    given, given_back = _inputs(ops, first, maker), _outputs(main, first)
+    params = {v: Value(v.name, v.type) for v in given}
+    read = {v for n in first for v in ops[n].operands()}
+    constants = [ops[maker[v]] for v in read if v in maker and maker[v] not in first
+                 and isinstance(ops[maker[v]], Const)]
+    body = [*constants, *substitute([ops[n] for n in first], params)]
+    layer = Func("program", name, tuple(params.values()), (),
+                 replace(main.body, ops=(*body, Return(tuple(given_back)))))
+    calls = []
+    for n in range(run.count):
+        segment = run.segment(n)
+        outs = tuple(_outputs(main, segment))
+        calls.append(Apply(name, tuple(_inputs(ops, segment, maker)),
+                           tuple(v.type for v in outs), results=outs))
+    end = run.segment(run.count - 1).stop
+    trace.emit("fired", "outline", name, f"{run.count} layers of {run.period} ops")
+    return main.with_ops([*ops[:run.start], *calls, *ops[end:]]), layer

@@ -1,0 +1,69 @@
+"""Library matmuls of the CPU as atoms: ATen (MKL) and oneDNN, beside our own kernels by price.
+
+Shares of the peak were measured on a Zen 5 core: MKL 0.40 in fp32, oneDNN 0.78 in fp32 and 0.92 of
+the bf16 peak, which is 1.83 times that of fp32. One row is bound by memory, and torch streams a
+bf16 matrix at a third of the bandwidth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from rung.core.machine import Machine
+from rung.core.op import Func
+from rung.core.types import BF16, F32
+from rung.targets.cpu.machine import features
+from rung.tile.atoms import Library, Matmul
+
+DISPATCH = 3e-6  # seconds that one library call costs the host
+SKINNY = 8  # rows below which a library's matmul is bound by how it streams the matrix
+
+
+def _seconds(share: float) -> object:
+    def seconds(mm: Matmul, kernel: Func, machine: Machine, hints: Mapping[str, int]) -> float:
+        batch, m, n, k = mm.sizes(kernel, hints)
+        peak = machine.rates.flops["f32"] * machine.cores
+        if mm.dtype == BF16:
+            peak *= 1.83 * 0.92 / share if "avx512_bf16" in features() else 0.2
+        bytes_ = mm.dtype.bytes * batch * (m * k + k * n + m * n)
+        stream = machine.rates.memory * (0.35 if mm.dtype == BF16 and m < SKINNY else 0.9)
+        work = 2.0 * batch * m * n * k / (peak * share) if m >= SKINNY else 0.0
+        return max(work, bytes_ / stream) + DISPATCH
+
+    return seconds
+
+
+def _has_onednn() -> bool:
+    return hasattr(torch.ops.mkldnn, "_linear_pointwise") and torch.backends.mkldnn.is_available()
+
+
+def _fits_aten(mm: Matmul) -> bool:
+    return mm.post == "none" and mm.dtype in (F32, BF16) and not (mm.bias and mm.batch)
+
+
+def _fits_linear(mm: Matmul) -> bool:
+    plain = not mm.batch and mm.a.axes == (mm.m, mm.k) and mm.b.axes == (mm.n, mm.k)
+    return plain and mm.dtype == F32 and _has_onednn()
+
+
+LIBRARIES = (Library("aten.matmul", _fits_aten, _seconds(0.40)),  # type: ignore[arg-type]
+             Library("onednn.linear", _fits_linear, _seconds(0.78)))  # type: ignore[arg-type]
+
+
+def run(name: str, mm: Matmul, at: Mapping[str, torch.Tensor], out: torch.Tensor) -> None:
+    """Compute the matmul of tensors by parameter name into `out`."""
+    a, b = at[mm.a.buffer.name], at[mm.b.buffer.name]
+    bias = at[mm.bias.buffer.name] if mm.bias else None
+    if name == "onednn.linear":
+        out.copy_(torch.ops.mkldnn._linear_pointwise(a, b, bias, mm.post, [], ""))
+        return
+    a = a if mm.a.axes[-1] == mm.k else a.transpose(-1, -2)
+    b = b if mm.b.axes[-1] == mm.n else b.transpose(-1, -2)
+    if bias is not None:
+        torch.addmm(bias, a, b, out=out)
+    elif mm.batch:
+        torch.bmm(a, b, out=out)
+    else:
+        torch.mm(a, b, out=out)

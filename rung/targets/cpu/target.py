@@ -1,0 +1,56 @@
+"""The CPU targets: kernels of C, called through ctypes with raw addresses."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rung.core.errors import LaunchError
+from rung.core.machine import Machine
+from rung.core.op import Func
+from rung.targets.base import Launch, buffers_of, symbols_of
+from rung.targets.cpu.build import build
+from rung.targets.cpu.emit import emit
+from rung.targets.cpu.machine import MACHINES, NEEDS, features, host
+
+
+@dataclass(frozen=True)
+class Cpu:
+    """One instruction set of x86-64."""
+
+    name: str
+    machine: Machine
+
+    def emit(self, kernels: Sequence[Func]) -> str:
+        return emit(kernels)
+
+    def load(self, kernels: Sequence[Func], source: str) -> Mapping[str, Launch]:
+        missing = NEEDS[self.name] - features()
+        if missing:
+            raise LaunchError(f"this CPU has no {', '.join(sorted(missing))}, which {self.name} "
+                              f"needs")
+        return bound(build(source, self.name), kernels)
+
+
+def target(name: str) -> Cpu:
+    """The target of a name in `base.TARGETS`; `cpu` is the widest that runs here."""
+    machine = host() if name == "cpu" else MACHINES[name]
+    return Cpu(machine.name, machine)
+
+
+def bound(path: Path, kernels: Sequence[Func]) -> dict[str, Launch]:
+    """The functions of a library that run each kernel."""
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise LaunchError(f"cannot load {path}: {error}") from None
+    launches: dict[str, Launch] = {}
+    for kernel in kernels:
+        run = library[f"run_{kernel.name}"]
+        run.restype = None
+        run.argtypes = ([ctypes.c_void_p] * len(buffers_of(kernel))
+                        + [ctypes.c_long] * len(symbols_of(kernel)))
+        launches[kernel.name] = run
+    return launches

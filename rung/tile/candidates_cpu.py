@@ -1,0 +1,336 @@
+"""Candidate mappings for CPUs: a few dozen, from the shape of the kernel.
+
+Which axes are vectorised (never two in one statement), how many rows and vectors a register tile
+has, which axis is shared by cores, and whether a costly value is kept between phases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from rung.core.machine import Machine
+from rung.core.op import Func, Op, Value
+from rung.core.ops import Map
+from rung.core.scalar import SCALARS
+from rung.core.types import TensorType, axes_of
+from rung.loop import ir as loop
+from rung.tile.mapping import AxisLine, Carry, Place
+from rung.tile.mapping import Mapping as TileMapping
+from rung.tile.price import known, stride
+
+# Register tiles (rows, vectors): for 32 and 16 registers, and where the reduced axis is vectorised.
+WIDE = ((14, 2), (8, 3), (6, 4), (4, 4), (2, 8), (1, 8), (1, 4), (1, 1))
+NARROW = ((6, 2), (4, 3), (4, 2), (2, 4), (1, 8), (1, 4), (1, 1))
+REDUCED = ((4, 6), (6, 4), (2, 6), (1, 8), (1, 4), (4, 2), (1, 1))
+SHARE = 1 << 15  # points of work under which threads are not worth starting
+KEEP = 1 << 18  # bytes that a kept value may take
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a kernel looks like to the generator; sizes are numbers, hinted where symbolic."""
+
+    kernel: Func
+    sizes: dict[str, int]
+    free: tuple[str, ...]  # axes that some store varies over
+    reduced: tuple[str, ...]  # axes that some fold runs over
+    main: loop.Contract | None  # the contraction of most work
+
+    @property
+    def points(self) -> int:
+        return max((_product(self.sizes, loop.op_axes(op)) for op in self.kernel.body.ops),
+                   default=1)
+
+
+def candidates(kernel: Func, machine: Machine, hints: Mapping[str, int]
+               ) -> Iterator[TileMapping]:
+    """Mappings worth pricing; not all of them need be legal."""
+    shape = _shape(kernel, hints)
+    for vectors in _vector_sets(shape, machine):
+        for lines in _axis_lines(shape, vectors, machine):
+            for places in _places(shape, lines):
+                base = TileMapping(kernel.name, machine.name, lines, places)
+                yield base
+                yield from _blocked(shape, base)
+
+
+def _shape(kernel: Func, hints: Mapping[str, int]) -> Shape:
+    sizes = {a: max(1, known(e, hints)) for a, e in loop.extents_of(kernel).items()}
+    ops = kernel.body.ops
+    stored = [a for op in ops if isinstance(op, loop.Store) for a in loop.op_axes(op)]
+    folded = [op.axis for op in ops if isinstance(op, loop.Fold | loop.Contract)]
+    mains = [op for op in ops if isinstance(op, loop.Contract)]
+    main = max(mains, key=lambda op: _product(sizes, loop.op_axes(op)), default=None)
+    return Shape(kernel, sizes, tuple(dict.fromkeys(stored)), tuple(dict.fromkeys(folded)), main)
+
+
+def _product(sizes: Mapping[str, int], axes: tuple[str, ...]) -> int:
+    total = 1
+    for a in axes:
+        total *= sizes[a]
+    return total
+
+
+# ---- vectorised axes
+def _vector_sets(shape: Shape, machine: Machine) -> Iterator[dict[str, int]]:
+    """Sets of axes to vectorise, with their lanes: greedy by weight, and with each axis first."""
+    weights = _weights(shape)
+    ranked = sorted((a for a in weights if shape.sizes[a] > 1), key=lambda a: -weights[a])
+    nests = [set(loop.op_axes(op)) for op in shape.kernel.body.ops]
+    seen = set()
+    for first in ranked[:2] or [""]:
+        chosen: list[str] = []
+        for axis in dict.fromkeys([first, *ranked]):
+            if axis and not any(
+                    axis in n and n & set(chosen) for n in nests):
+                chosen.append(axis)
+        if frozenset(chosen) not in seen:
+            seen.add(frozenset(chosen))
+            yield {a: machine.lanes for a in chosen}
+
+
+def _weights(shape: Shape) -> dict[str, float]:
+    """How much memory is contiguous along each axis; a free axis counts a little more."""
+    weights: dict[str, float] = {}
+    for op in shape.kernel.body.ops:
+        if isinstance(op, loop.Load | loop.Store):
+            box = _product(shape.sizes, loop.op_axes(op))
+            for axis in loop.op_axes(op):
+                if stride(op, axis) == 1:
+                    bonus = 1.2 if axis in shape.free else 1.0
+                    weights[axis] = weights.get(axis, 0) + box * bonus
+    return weights
+
+
+# ---- axis lines
+def _axis_lines(shape: Shape, vectors: dict[str, int], machine: Machine
+                ) -> Iterator[tuple[AxisLine, ...]]:
+    for tile in _tiles(shape, vectors, machine):
+        for shared in _shared(shape, vectors):
+            for order in _orders(shape, vectors):
+                yield _lines(shape, vectors, tile, shared, order)
+            if shape.reduced and _few_rows(shape, vectors):
+                yield from _column_first(shape, vectors, tile, shared, machine.cores)
+
+
+def _few_rows(shape: Shape, vectors: dict[str, int]) -> bool:
+    """Whether no contraction needs a register tile of several rows."""
+    rows = loop.op_axes(shape.main) if shape.main else ()
+    return all(shape.sizes[a] <= 2 for a in rows if a not in vectors and a != (
+        shape.main.axis if shape.main else ""))
+
+
+def _orders(shape: Shape, vectors: dict[str, int]) -> Iterator[list[str]]:
+    """Free axes outside, reduced ones inside; for a contraction either operand may stay."""
+    inner = [a for a in shape.sizes if a in shape.reduced]
+    outer = sorted((a for a in shape.sizes if a not in shape.reduced), key=lambda a: a in vectors)
+    yield [*outer, *inner]
+    if shape.main is not None and len(outer) > 1:
+        yield [*outer[::-1], *inner]
+
+
+def _tiles(shape: Shape, vectors: dict[str, int], machine: Machine) -> Iterator[dict[str, int]]:
+    """Unrolled copies of each axis: a register tile for a contraction, more chains for a fold."""
+    if shape.main is None:
+        yield {}
+        for first in list(vectors)[:1]:
+            yield from ({first: n} for n in (2, 4) if _fits(shape, first, vectors, n))
+        return
+    free = [a for a in loop.op_axes(shape.main) if a != shape.main.axis]
+    free.sort(key=lambda a: -shape.sizes[a])
+    wide = [a for a in free if a in vectors]
+    rows = [a for a in free if a not in vectors]
+    table = WIDE if machine.registers > 16 else NARROW
+    for down, across in table if wide else REDUCED:
+        if down > 1 and (not rows or down > 2 * shape.sizes[rows[0]]):
+            continue
+        yield from _tile(shape, vectors, wide, rows, down, across)
+
+
+def _tile(shape: Shape, vectors: dict[str, int], wide: list[str], rows: list[str], down: int,
+          across: int) -> Iterator[dict[str, int]]:
+    tile: dict[str, int] = {}
+    if rows and down > 1:
+        tile[rows[0]] = min(down, shape.sizes[rows[0]])
+    second = wide[0] if wide else rows[1] if len(rows) > 1 else None
+    if across > 1:
+        if second is None or not _fits(shape, second, vectors, across):
+            return
+        tile[second] = across
+    if not wide and shape.main and shape.main.axis in vectors and down * across < 4:
+        tile[shape.main.axis] = 4 // (down * across)
+    yield tile
+
+
+def _fits(shape: Shape, axis: str, vectors: dict[str, int], copies: int) -> bool:
+    return copies == 1 or shape.sizes[axis] >= vectors.get(axis, 1) * copies
+
+
+def _shared(shape: Shape, vectors: dict[str, int]) -> Iterator[str | None]:
+    """The axis that cores share: one that no fold runs over."""
+    if shape.points < SHARE:
+        yield None
+        return
+    able = [a for a in shape.free if a not in shape.reduced and shape.sizes[a] > 1]
+    nests = [set(loop.op_axes(op)) for op in shape.kernel.body.ops
+             if isinstance(op, loop.Fold | loop.Contract | loop.Store)]
+    everywhere = [a for a in able if all(a in n for n in nests)]
+    best: list[str | None] = [*(everywhere or able)]
+    yield from best[:2] or [None]
+
+
+def _lines(shape: Shape, vectors: dict[str, int], tile: dict[str, int], shared: str | None,
+           order: list[str]) -> tuple[AxisLine, ...]:
+    lines = []
+    for axis in order:
+        level = "core" if axis == shared else "seq" if axis in shape.reduced else "l1"
+        lines.append(AxisLine(axis, ((level, None), *_inside(axis, vectors, tile))))
+    return tuple(lines)
+
+
+def _column_first(shape: Shape, vectors: dict[str, int], tile: dict[str, int],
+                  shared: str | None, cores: int) -> Iterator[tuple[AxisLine, ...]]:
+    """Reduced axes outside: the input streams by rows, the accumulators wait in an array."""
+    if any(a in vectors for a in shape.reduced):
+        return
+    extents = loop.extents_of(shape.kernel)
+    split = shared is not None and cores > 1 and extents[shared].const_value is not None
+    lines = [AxisLine(a, (("l1", None), *_inside(a, vectors, tile))) for a in shape.reduced]
+    for axis in shape.sizes:
+        if axis not in shape.reduced:
+            share: tuple[tuple[str, int | None], ...] = ()
+            if split and axis == shared:
+                share = (("core", cores),)
+            lines.append(AxisLine(axis, (*share, ("seq", None), *_inside(axis, vectors, tile))))
+    yield tuple(lines)
+
+
+def _inside(axis: str, vectors: dict[str, int], tile: dict[str, int]
+            ) -> tuple[tuple[str, int | None], ...]:
+    """The unrolled and vectorised splits of an axis."""
+    copies = tile.get(axis, 1)
+    return (*((("reg", copies),) if copies > 1 else ()),
+            *((("simd", vectors[axis]),) if axis in vectors else ()))
+
+
+# ---- kept values
+def _places(shape: Shape, lines: tuple[AxisLine, ...]) -> Iterator[tuple[Place, ...]]:
+    """Keep what must be kept; with and without the costly maps that several phases read."""
+    needed = [v for v in kept_folds(shape.kernel) if axes_of(v.type)]
+    costly = [v for v in _costly(shape) if axes_of(v.type)]
+    for extra in ([], costly) if costly else ([],):
+        places = tuple(p for v in (*needed, *extra) if (p := _place(shape, v, lines)))
+        yield places
+
+
+def _place(shape: Shape, value: Value, lines: tuple[AxisLine, ...]) -> Place | None:
+    first = next((x for x in lines if x.splits[0][0] == "core"), lines[0])
+    inside = [a for a in axes_of(value.type) if a != first.axis]
+    bytes_ = 4 * _product(shape.sizes, tuple(inside))
+    if bytes_ > KEEP:
+        return None
+    space = "l1" if bytes_ <= 1 << 15 else "l2"
+    return Place((value.name,), space, first.axis, first.splits[0][0])
+
+
+def kept_folds(kernel: Func) -> list[Value]:
+    """Folds that a later loop over one of their free axes reads again: their values must wait."""
+    behind = _behind(kernel)
+    found = []
+    for op in kernel.body.ops:
+        if not isinstance(op, loop.Fold | loop.Contract):
+            continue
+        for value in op.results:
+            readers = [x for x in kernel.body.ops if _is_stmt(x) and value in behind[x]]
+            over = {f for x in readers for f in behind.get(x, set())}
+            late = any(g.axis in axes_of(value.type) and g is not op
+                       for g in kernel.body.ops if isinstance(g, loop.Fold | loop.Contract)
+                       and over & set(g.results) and value in _all_behind(g, behind))
+            if late:
+                found.append(value)
+    return found
+
+
+def _is_stmt(op: Op) -> bool:
+    return isinstance(op, loop.Fold | loop.Contract | loop.Store)
+
+
+def _behind(kernel: Func) -> dict[Op, set[Value]]:
+    """For each statement the folds that it reads through maps."""
+    through: dict[Value, set[Value]] = {}
+    out: dict[Op, set[Value]] = {}
+    for op in kernel.body.ops:
+        reads = {v for x in op.operands() for v in through.get(x, set())}
+        out[op] = reads
+        for r in op.results:
+            through[r] = {r} if _is_stmt(op) else reads
+    return out
+
+
+def _all_behind(op: Op, behind: dict[Op, set[Value]]) -> set[Value]:
+    made = {r: x for x in behind for r in x.results}
+    seen: set[Value] = set()
+    todo = list(behind[op])
+    while todo:
+        v = todo.pop()
+        if v not in seen:
+            seen.add(v)
+            todo += behind[made[v]]
+    return seen
+
+
+def _costly(shape: Shape) -> list[Value]:
+    """Expensive maps with several readers."""
+    counts: dict[Value, int] = {}
+    for op in shape.kernel.body.ops:
+        for v in dict.fromkeys(op.operands()):
+            counts[v] = counts.get(v, 0) + 1
+    return [op.result for op in shape.kernel.body.ops if isinstance(op, Map)
+            and SCALARS[op.fn].cost >= 4 and counts.get(op.result, 0) > 1]
+
+
+# ---- blocked contractions
+def _blocked(shape: Shape, base: TileMapping) -> Iterator[TileMapping]:
+    """Split the reduced axis of a large contraction; its state waits in the output between."""
+    main = shape.main
+    if main is None or shape.sizes[main.axis] < 512:
+        return
+    store = _only_store(shape.kernel, main)
+    line = base.axis(main.axis)
+    if store is None or line is None:
+        return
+    split = AxisLine(main.axis, (("l3", None), ("seq", 256), *line.splits[1:]))
+    axes = tuple(split if x.axis == main.axis else x for x in base.axes)
+    pack = _pack(shape, base)
+    for places in ((), pack) if pack else ((),):
+        yield TileMapping(base.kernel, base.machine, axes, (*base.places, *places),
+                          (Carry(main.result.name, store.buf.name),))
+
+
+def _only_store(kernel: Func, main: loop.Contract) -> loop.Store | None:
+    """The one store that the contraction reaches, if it can carry the state."""
+    behind = _behind(kernel)
+    readers = [op for op in kernel.body.ops if _is_stmt(op) and main.result in behind[op]]
+    if len(readers) != 1 or not isinstance(readers[0], loop.Store):
+        return None
+    store = readers[0]
+    assert isinstance(store.buf.type, TensorType)
+    plain = store.buf.type.dtype == main.acc and store.buf in kernel.outs
+    return store if plain else None
+
+
+def _pack(shape: Shape, base: TileMapping) -> tuple[Place, ...]:
+    """The prologue of the row operand, computed once into panels of the register tile's rows."""
+    main = shape.main
+    assert main is not None
+    made = {r: op for op in shape.kernel.body.ops for r in op.results}
+    for value in (main.a, main.b):
+        if not isinstance(made.get(value), Map):
+            continue
+        rows = [a for a in axes_of(value.type) if a != main.axis]
+        line = base.axis(rows[0]) if len(rows) == 1 else None
+        copies = next((n for lv, n in line.splits if lv == "reg"), None) if line else None
+        if copies and line and not any(lv == "simd" for lv, _ in line.splits):
+            return (Place((value.name,), "l2", main.axis, "l3", (rows[0], copies)),)
+    return ()

@@ -1,0 +1,240 @@
+"""The cost of a kernel under a mapping: closed form, from the machine table alone.
+
+    time = max(vector operations, bytes to each cache level / its rate) / cores + start
+
+Operations are counted at the leaves: a value over the unrolled axes r, q costs r*q vectors in each
+step of its statement's nest, so register blocking, broadcast loads and short dependency chains
+show. A level's traffic is the footprint of the outermost loops that fit in it, times their steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import ceil, prod
+
+from rung.core.expr import Expr
+from rung.core.machine import GRID, UNROLL, VECTOR, Machine
+from rung.core.op import Func, Op, Value
+from rung.core.ops import Cast, Map
+from rung.core.scalar import SCALARS
+from rung.core.types import TensorType, axes_of, dtype_of
+from rung.loop import ir as loop
+from rung.tile import mapping as tile
+from rung.tile.nest import Nest
+
+LATENCY = 8.0  # vector operations that could start while one result is awaited
+LOOP = 2.0  # what one more step of a loop costs, in vector operations
+PAGE = 4096  # bytes; a walk of longer steps misses the TLB and the prefetcher each time
+FORK = 5e-6  # seconds to start and join a team of threads
+DEFAULT_SIZE = 64  # what a symbolic size is taken to be without a hint
+
+
+@dataclass(frozen=True)
+class Price:
+    """Seconds, and what they are made of."""
+
+    seconds: float
+    compute: float
+    traffic: tuple[tuple[str, float], ...]
+
+    def __str__(self) -> str:
+        parts = [f"compute {self.compute * 1e6:.1f} us"]
+        parts += [f"{name} {seconds * 1e6:.1f} us" for name, seconds in self.traffic]
+        return f"{self.seconds * 1e6:.1f} us ({', '.join(parts)})"
+
+
+def price(kernel: Func, mapping: tile.Mapping, machine: Machine,
+          hints: Mapping[str, int] | None = None) -> Price:
+    """The price of one launch, with all of the machine's cores if the mapping shares the work."""
+    return _Pricing(kernel, mapping, machine, hints or {}).total()
+
+
+class _Pricing:
+    def __init__(self, kernel: Func, mapping: tile.Mapping, machine: Machine,
+                 hints: Mapping[str, int]):
+        self.kernel, self.mapping, self.machine = kernel, mapping, machine
+        extents = loop.extents_of(kernel)
+        self.sizes = {a: max(1, known(e, hints)) for a, e in extents.items()}
+        self.nest = Nest({a: Expr.of(n) for a, n in self.sizes.items()}, mapping, machine)
+        self.units: dict[str, int] = {}
+        self.lanes: dict[str, int] = {}
+        for axis, splits in self.nest.splits.items():
+            inner = [s for s in splits if s.kind in (UNROLL, VECTOR)]
+            self.lanes[axis] = prod(s.size or 1 for s in inner if s.kind == VECTOR)
+            count = prod(s.size or 1 for s in inner if s.kind == UNROLL)
+            self.units[axis] = min(count, ceil(self.sizes[axis] / self.lanes[axis]))
+        self.defs = {r: op for op in kernel.body.ops for r in op.results}
+        self.accesses = [op for op in kernel.body.ops if isinstance(op, loop.Load | loop.Store)]
+
+    def total(self) -> Price:
+        cores = self._cores()
+        compute = self._compute() * self._slot() / cores
+        traffic = tuple(self._traffic(cores))
+        seconds = max(compute, *(t for _, t in traffic)) + 0.3 * compute
+        start = self.machine.rates.launch + (FORK if cores > 1 else 0)
+        return Price(seconds + start, compute, traffic)
+
+    def _slot(self) -> float:
+        """Seconds of one vector operation at full throughput."""
+        return 2 * self.machine.lanes / self.machine.rates.flops["f32"]
+
+    def _cores(self) -> float:
+        steps = [self._trips(s.axis, s.step, s.size) for s in self.nest.loops if s.kind == GRID]
+        most = prod(steps) if steps else 1
+        cores = self.machine.cores
+        return most / ceil(most / cores) if most > 1 else 1
+
+    def _trips(self, axis: str, step: int, size: int | None) -> int:
+        return size if size is not None else ceil(self.sizes[axis] / step)
+
+    # ---- operations
+    def _compute(self) -> float:
+        return sum(self._statement(op) for op in self.kernel.body.ops if self._is_stmt(op))
+
+    def _is_stmt(self, op: Op) -> bool:
+        return isinstance(op, loop.Fold | loop.Contract | loop.Store) or any(
+            self.mapping.placed(r.name) for r in op.results)
+
+    def _statement(self, op: Op) -> float:
+        """Vector operations of one statement over its whole nest."""
+        axes = loop.op_axes(op)
+        steps = prod(self._trips(s.axis, s.step, s.size) for n, s in enumerate(self.nest.loops)
+                     if s.axis in axes or n < self._around(op))
+        inside = sum(self._leaf(x) for x in self._needs(op))
+        own = self._own(op)
+        return steps * (max(inside + own, self._chain(op)) + LOOP)
+
+    def _around(self, op: Op) -> int:
+        """How many of the outermost loops a placed value is computed inside of, again and again."""
+        places = [p for r in op.results if (p := self.mapping.placed(r.name))]
+        return max((n + 1 for n, s in enumerate(self.nest.loops) for p in places
+                    if (s.axis, s.level) == (p.axis, p.level)), default=0)
+
+    def _needs(self, op: Op) -> list[Op]:
+        """The unplaced maps and loads behind a statement."""
+        seen: dict[Op, None] = {}
+        todo = list(op.operands())
+        while todo:
+            made = self.defs.get(todo.pop())
+            if made is None or made in seen or self._is_stmt(made):
+                continue
+            seen[made] = None
+            todo += made.operands()
+        return list(seen)
+
+    def _vectors(self, axes: tuple[str, ...]) -> int:
+        return prod(self.units[a] for a in axes)
+
+    def _leaf(self, op: Op) -> float:
+        axes = loop.op_axes(op)
+        count = self._vectors(axes)
+        match op:
+            case loop.Load():
+                return count * self._access(op)
+            case Map():
+                return count * max(1.0, SCALARS[op.fn].cost) * self._width(op.result)
+            case Cast():
+                return count * 2.0 * self._width(op.result)
+            case _:
+                return 0.0
+
+    def _width(self, value: Value) -> float:
+        """Machine vectors that one family member of this type takes."""
+        lanes = prod(self.lanes[a] for a in axes_of(value.type))
+        return max(1.0, dtype_of(value.type).bytes * lanes / (4 * self.machine.lanes))
+
+    def _access(self, op: loop.Load | loop.Store) -> float:
+        """Cost of one load or store: scattered lanes go one by one."""
+        wide = [a for a in loop.op_axes(op) if self.lanes[a] > 1]
+        if not wide:
+            return 0.5
+        strided = any(stride(op, a) != 1 for a in wide)
+        return float(self.lanes[wide[0]]) if strided else 0.7
+
+    def _own(self, op: Op) -> float:
+        count = self._vectors(loop.op_axes(op))
+        if isinstance(op, loop.Store):
+            return count * self._access(op)
+        if isinstance(op, loop.Contract):
+            return float(count)
+        if isinstance(op, loop.Fold):
+            return count * (1.0 if len(op.results) == 1 else 30.0)
+        return count * 0.7  # a placed value's store
+
+    def _chain(self, op: Op) -> float:
+        if not isinstance(op, loop.Fold | loop.Contract):
+            return 0.0
+        return LATENCY * (1 if len(op.results) == 1 else 6)
+
+    # ---- bytes
+    def _traffic(self, cores: float) -> Iterator[tuple[str, float]]:
+        """Seconds that each memory behind a cache needs."""
+        spaces = self.machine.spaces
+        depths = range(len(self.nest.loops) + 1)
+        for cache, behind in zip(spaces, spaces[1:], strict=False):
+            fits = next((d for d in depths if self._footprint(d) <= 1.5 * cache.bytes), depths[-1])
+            trips = prod(self._trips(s.axis, s.step, s.size) for s in self.nest.loops[:fits])
+            waste = behind is not spaces[1]  # the nearest cache serves any line equally well
+            moved = sum(self._bytes(x, fits) * (self._derate(x, behind is spaces[-1]) if waste
+                                                else 1) for x in self.accesses) * trips
+            shared = cores if behind.owner else 1 + (cores - 1) * 0.8
+            yield behind.name, moved / behind.rate / shared
+
+    def _covered(self, axis: str, depth: int) -> int:
+        """Elements of an axis that the loops from `depth` inward run over."""
+        outer = [s for s in self.nest.loops[:depth] if s.axis == axis]
+        return min(self.sizes[axis], outer[-1].step) if outer else self.sizes[axis]
+
+    def _bytes(self, op: loop.Load | loop.Store, depth: int) -> float:
+        size = dtype_of(op.buf.type).bytes
+        return size * prod(self._covered(a, depth) for a in loop.op_axes(op))
+
+    def _footprint(self, depth: int) -> float:
+        return sum(self._bytes(x, depth) for x in self.accesses)
+
+    def _derate(self, op: loop.Load | loop.Store, main_memory: bool) -> float:
+        """Short contiguous runs waste bandwidth: prefetchers and pages follow long ones."""
+        axes = loop.op_axes(op)
+        run = next((a for a in axes if stride(op, a) == 1), None)
+        if run is None:
+            return 1.0 if not axes else 4.0
+        inner = [s for s in self.nest.loops if s.axis in axes]
+        last = inner[-1] if inner else None
+        covered = self.sizes[run] if last is None or last.axis == run else (
+            self.units[run] * self.lanes[run])
+        size = dtype_of(op.buf.type).bytes
+        far = (main_memory and last is not None and last.axis != run
+               and stride(op, last.axis) * size >= PAGE)
+        return 1 + (6 if far else 1) * 256 / (covered * size + 1)
+
+
+def known(expr: Expr, hints: Mapping[str, int]) -> int:
+    """A size as a number, with hints or the default for its symbols."""
+    if expr.const_value is not None:
+        return expr.const_value
+    return int(expr.evaluate({s: hints.get(s, DEFAULT_SIZE) for s in expr.symbols()}))
+
+
+def stride(op: loop.Load | loop.Store, axis: str) -> int:
+    """Elements between neighbours along `axis`: 0, 1, or a large number when unknown."""
+    t = op.buf.type
+    assert isinstance(t, TensorType)
+    strides = t.strides
+    total, step = 0, Expr.of(1)
+    for n in range(len(t.shape) - 1, -1, -1):
+        sub = op.subs[n]
+        here = strides[n] if strides is not None else step
+        step = step * t.shape[n]
+        if isinstance(sub, Value):
+            if axis in axes_of(sub.type):
+                return 1 << 20
+            continue
+        run = sub.coefficient(axis)
+        if run is None:
+            return 1 << 20
+        product = (run * here).const_value
+        if product is None:
+            return 1 << 20
+        total += product
+    return abs(total)

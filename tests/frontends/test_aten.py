@@ -1,0 +1,360 @@
+"""Each overload of the table against eager: dtype, shape, strides and elements, errors too."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from frontends.capture import declined, run, traced
+
+from rung.core import trace
+from rung.frontends.torch.aten import TABLE, target_of
+from rung.frontends.torch.calls import overload, schema_of
+
+aten = torch.ops.aten
+F32, F64, BF16, F16 = torch.float32, torch.float64, torch.bfloat16, torch.float16
+I64, I32, BOOL = torch.int64, torch.int32, torch.bool
+ODD = [math.nan, math.inf, -math.inf, -0.0, 0.0, 1e-40, 1.0, -1.0, 0.5, 2.5, -2.5, 3.0]
+
+
+def data(shape: tuple[int, ...], dtype: torch.dtype = F32, seed: int = 0) -> torch.Tensor:
+    """Random numbers, with the odd ones among them where there is room."""
+    generator = torch.Generator().manual_seed(seed + sum(shape))
+    x = torch.randn(shape, generator=generator, dtype=F64) * 3
+    if dtype is BOOL:
+        return x > 0
+    if not dtype.is_floating_point:
+        return x.round().to(dtype)
+    flat = x.reshape(-1)
+    if flat.numel() >= 2 * len(ODD):
+        flat[seed:seed + len(ODD)] = torch.tensor(ODD, dtype=F64)
+    return flat.reshape(shape).to(dtype)
+
+
+def tame(shape: tuple[int, ...], dtype: torch.dtype = F32, seed: int = 0) -> torch.Tensor:
+    return torch.nan_to_num(data(shape, dtype, seed), 0.25, 0.75, -0.75)
+
+
+@dataclass
+class Case:
+    """A call to compare with eager. `close`: a tolerance in units of the result's epsilon."""
+
+    target: str
+    args: tuple[Any, ...]
+    close: float = 0
+    named: tuple[tuple[str, Any], ...] = ()
+    lowers: bool = True
+
+    def __str__(self) -> str:
+        shown = [f"{str(a.dtype)[6:]}{list(a.shape)}" if isinstance(a, torch.Tensor)
+                 else str(a)[:40] for a in (*self.args, *(v for _, v in self.named))]
+        return f"{self.target.removeprefix('aten.')}({', '.join(shown)})".replace("torch.", "")
+
+
+def case(target: str, *args: Any, close: float = 0, lowers: bool = True, **named: Any) -> Case:
+    name = target if target.count(".") == 2 else f"aten.{target}"
+    return Case(name if name.count(".") == 2 else f"{name}.default", args, close,
+                tuple(named.items()), lowers)
+
+
+MIXED = [((5, 8), (5, 8)), ((5, 8), (8,)), ((5, 1), (1, 8)), ((), (3, 8)), ((3, 8), ()), ((), ()),
+         ((0, 4), (1, 4)), ((2, 1, 3), (4, 1))]
+
+
+def pointwise() -> list[Case]:
+    out = []
+    for name in ("neg", "abs", "reciprocal", "relu", "floor", "ceil", "trunc", "round"):
+        out += [case(name, data(s, d)) for s in ((6, 8), (), (0, 2)) for d in (F32, BF16, F64)]
+    for name in ("sqrt", "exp", "exp2", "log", "rsqrt", "sigmoid", "silu", "tanh", "erf"):
+        out += [case(name, data(s, d), close=4) for s in ((6, 8), (), (0, 2))
+                for d in (F32, BF16, F64)]
+    out += [case(n, data((4,), I64), close=4) for n in ("exp", "sqrt", "sigmoid", "rsqrt")]
+    out += [case(n, data((4,), BOOL), close=4) for n in ("exp",)]
+    out += [case("neg", data((5,), I64)), case("relu", data((5,), I64))]
+    out += [case("gelu", tame((6, 8), d), close=16, approximate=a) for d in (F32, BF16)
+            for a in ("none", "tanh")]
+    out += [case("pow.Tensor_Scalar", data((6, 8), d), p, close=4 if abs(p) == 0.5 else 0)
+            for d in (F32, BF16, F64) for p in (2, 2.0, 3, 0.5, -0.5, -1, -1.0)]
+    return out + clamps()
+
+
+def clamps() -> list[Case]:
+    out = [case("clamp", data((6, 8), d), lo, hi) for d in (F32, BF16)
+           for lo, hi in ((-0.3, 0.7), (None, 0.1), (0.1, None), (2.0, -2.0))]
+    out += [case("clamp_min", data((6, 8), d), 0.1) for d in (F32, BF16)]
+    out += [case("clamp_max", data((6, 8), d), 0.1) for d in (F32, BF16)]
+    return [*out, case("clamp", data((7,), I64), -1, 2)]
+
+
+def arithmetic() -> list[Case]:
+    out = []
+    for name in ("add", "sub", "mul", "div", "maximum", "minimum"):
+        target = name if name.endswith("imum") else f"{name}.Tensor"
+        for a, b in MIXED:
+            out += [case(target, data(a, d), data(b, d, 1)) for d in (F32, BF16)]
+        pairs = [(F32, BF16), (BF16, F32), (F32, I64), (I64, BF16), (BOOL, F32), (F64, F32)]
+        out += [case(target, data((5, 8), x), data((8,), y, 1)) for x, y in pairs
+                if name != "sub" or x is not BOOL]
+        out += [case(target, data((25, 8), x), data((), y, 1)) for x, y in
+                [(BF16, F32), (BF16, F64), (F32, F64), (F32, I64), (BF16, I64)]]
+        out += [case(target, data((), y, 1), data((25, 8), x)) for x, y in
+                [(BF16, F32), (F32, F64), (BF16, I64)]]
+    for name in ("add", "sub", "mul", "div"):
+        out += [case(f"{name}.{kind}", data((25, 8), d), v) for d in (F32, BF16, F64)
+                for v in (1.98765, 3, -7) for kind in ("Tensor", "Scalar")]
+    for name in ("add", "sub"):
+        out += [case(f"{name}.Tensor", data((8, 8), d), data((8, 8), d, 1), alpha=a)
+                for d in (F32, BF16) for a in (2, 0.3)]
+        out += [case(f"{name}.Tensor", data((6, 8), I64), data((8,), I64, 1), alpha=3)]
+        out += [case(f"{name}.Tensor", data((6, 8), I64), v) for v in (3, 0.5)]
+    out += [case("mul.Tensor", data((3, 4), I64), data((4,), I32, 1)),
+            case("div.Tensor", data((3, 4), I64), data((4,), I64, 1)),
+            case("add.Tensor", data((4,), BOOL), data((4,), BOOL), lowers=False),
+            case("add.Tensor", data((4,), BOOL), 2), case("rsub.Scalar", data((6, 8)), 1.5),
+            case("rsub.Scalar", data((25, 8), BF16), 1.98765)]
+    return out
+
+
+def logic() -> list[Case]:
+    out = []
+    for name in ("eq", "ne", "lt", "le", "gt", "ge"):
+        for a, b in MIXED:
+            out += [case(f"{name}.Tensor", data(a, d), data(b, d, 1)) for d in (F32, BF16, I64)]
+        out += [case(f"{name}.Scalar", data((25, 8), d), v) for d in (F32, BF16, I64)
+                for v in (0.1, 1, 0.5)]
+        out += [case(f"{name}.Tensor", data((6, 8), F32), data((8,), BF16)),
+                case(f"{name}.Tensor", data((6, 8), I64), data((), F32))]
+    out += [case("eq.Tensor", data((4,), BOOL), data((4,), BOOL, 1))]
+    for name in ("logical_and", "logical_or", "logical_xor", "bitwise_and.Tensor",
+                 "bitwise_or.Tensor"):
+        out += [case(name, data((5, 8), BOOL), data((8,), BOOL, 1))]
+    out += [case("logical_and", data((5, 8)), data((8,), I64)), case("logical_not", data((5, 8))),
+            case("logical_not", data((5,), BOOL)), case("bitwise_not", data((5,), BOOL)),
+            case("bitwise_not", data((5,), I64), lowers=False)]
+    for d in (F32, BF16, I64, BOOL):
+        out += [case("where.self", data(c, BOOL), data(a, d), data(b, d, 1)) for c, a, b in
+                (((5, 8), (5, 8), (5, 8)), ((5, 1), (8,), ()), ((), (5, 8), (8,)))]
+    out += [case("where.self", data((5, 8), BOOL), data((5, 8), BF16), data((8,), F32)),
+            case("masked_fill.Scalar", data((5, 8), BF16), data((8,), BOOL), -math.inf),
+            case("masked_fill.Tensor", data((5, 8)), data((5, 1), BOOL), torch.tensor(2.0)),
+            case("threshold_backward", data((6, 8)), data((6, 8), F32, 1), 0),
+            case("threshold_backward", data((6, 8), BF16), data((6, 8), BF16, 1), 0)]
+    return out
+
+
+def casts() -> list[Case]:
+    out = [case("_to_copy", (tame if b in (I64, I32) else data)((6, 8), a), dtype=b)
+           for a in (F32, BF16, F64, I64, I32, BOOL) for b in (F32, BF16, F64, I64, I32, BOOL)]
+    out += [case("prims.convert_element_type.default", data((6, 8)), BF16),
+            case("clone", data((3, 4))), case("clone", data((3, 4)).t()),
+            case("clone", data((3, 4)).t(), memory_format=torch.contiguous_format),
+            case("_to_copy", data((3, 4)).t(), dtype=BF16),
+            case("alias", data((3, 4))), case("detach", data((3, 4)).t()),
+            case("_to_copy", data((3, 4)), dtype=F16, lowers=False),
+            case("add.Tensor", data((3, 4), F16), 1, lowers=False)]
+    return out
+
+
+def views() -> list[Case]:
+    x = data((4, 6, 5))
+    out = [case("view", x, s) for s in ([24, 5], [4, 30], [2, 2, 3, 2, 5], [-1], [6, 4, 5],
+                                         [1, 4, 1, 6, 5], [5, 24], [8, 15])]
+    out += [case("view", data((1, 1)), []), case("view", data(()), [1, 1]),
+            case("view", data((0, 4)), [2, 0, 2]), case("_unsafe_view", x, [4, 30]),
+            case("squeeze", data((1, 3, 1))), case("squeeze.dim", data((1, 3, 1)), -1),
+            case("squeeze.dim", data((1, 3)), 1), case("squeeze.dims", data((1, 3, 1)), [0, 2]),
+            case("unsqueeze", x, -1), case("unsqueeze", data(()), 0), case("t", data((3, 4))),
+            case("t", data((3,))), case("permute", x, [2, 0, -2]), case("permute", data(()), []),
+            case("transpose.int", x, 0, -1), case("expand", data((4, 1, 5)), [2, 4, 6, -1]),
+            case("expand", data(()), [2, 3]), case("flip", x, [0, -1]),
+            case("view", data((3, 4), BF16), [12]), case("t", data((3, 4), BOOL)),
+            case("t", data((3, 4), I64))]
+    out += [case("slice.Tensor", x, d, a, b, s) for d, a, b, s in (
+        (0, 1, 3, 1), (-2, 0, 2**63 - 1, 1), (1, -3, -1, 1), (1, 1, 6, 2), (1, 4, 2, 1),
+        (2, -10, 10, 3), (0, None, None, 1), (1, 9, 12, 1))]
+    out += [case("select.int", x, 1, -2), case("select.int", x, -1, 0), case("unbind.int", x, 1),
+            case("split.Tensor", x, 4, 1), case("split_with_sizes", x, [1, 0, 5], -2)]
+    return out
+
+
+def moves() -> list[Case]:
+    x, y = data((4, 6)), data((4, 2))
+    out = [case("cat", [x, y], 1), case("cat", [x, y.bfloat16()], -1), case("cat", [x]),
+           case("cat", [torch.empty(0), x], 1), case("cat", [data((2,), I64), data((3,), I64)]),
+           case("stack", [x, x], 1), case("stack", [data(()), data(())]),
+           case("slice_scatter", x, y, 1, 2, 4), case("slice_scatter", x, y, -1, -2),
+           case("slice_scatter", x, x, 1), case("slice_scatter", x, data((4, 0)), 1, 3, 3),
+           case("select_scatter", x, data((4,)), 1, -1),
+           case("select_scatter", x, data((6,)), 0, 0), case("constant_pad_nd", x, [1, 2], 0.5),
+           case("constant_pad_nd", x, [-1, 2, 0, 3]),
+           case("constant_pad_nd", x, [0, 0])]
+    out += [case("full", [2, 3], v, dtype=d) for v, d in ((1.5, F32), (2, I64), (True, BOOL),
+                                                          (-math.inf, BF16), (3, None))]
+    out += [case("full_like", x, 2), case("zeros_like", x), case("ones_like", data((3,), I64)),
+            case("zeros", [2, 0]), case("ones", [2], dtype=BF16), case("new_zeros", x, [3]),
+            case("new_ones", x, [3]), case("scalar_tensor", 2.5), case("full_like", x.t(), 2),
+            case("arange", 5), case("arange.start", 2, 7), case("arange.start_step", 7, -2, -3),
+            case("arange.start_step", 0, 6, 2, dtype=F32), case("arange", 0),
+            case("arange", 2.5), case("arange.start", 0.5, 3, lowers=False)]
+    return out
+
+
+def reductions() -> list[Case]:
+    out = []
+    for d in (F32, BF16, F64, I64, BOOL):
+        x = tame((4, 6, 5), d)
+        out += [case("sum.dim_IntList", x, dims, keep, close=16)
+                for dims in ([0], [-1], [0, 2], [], None) for keep in (False, True)]
+        out += [case("sum", x, close=64)]
+        if d.is_floating_point:
+            out += [case("mean.dim", x, dims, keep, close=16)
+                    for dims in ([1], [0, -1], None) for keep in (False, True)]
+            out += [case("mean", x, close=64)]
+        if d is not BOOL:
+            out += [case(n, x, dims, keep) for n in ("amax", "amin") for dims in ([1], [0, -1], [])
+                    for keep in (False, True)]
+            out += [case("max", x), case("min", x), case("amax", data((6, 8), d), [0])]
+        out += [case("any", x), case("all", x), case("any.dim", x, 1), case("all.dim", x, -1, True),
+                case("any.dims", x, [0, 1])]
+    out += [case("sum", data(())), case("sum.dim_IntList", data((0, 3)), [0]),
+            case("mean", data((0,))), case("sum", tame((3, 4)), dtype=F64),
+            case("sum", tame((3, 4), I64), dtype=F32), case("amax", data(()), [0])]
+    return out
+
+
+def composites() -> list[Case]:
+    out = []
+    for d in (F32, BF16, F64):
+        x, w, b = tame((4, 6), d), tame((6,), d, 1), tame((6,), d, 2)
+        for name in ("_softmax", "_log_softmax"):
+            out += [case(name, x, dim, False, close=16) for dim in (0, -1)]
+            out += [case(name, data((3, 8), d), 1, False, close=16)]
+            out += [case(f"{name}_backward_data", x, tame((4, 6), d, 3).abs(), 1, d, close=16)]
+        out += [case("native_layer_norm", x, [6], *wb, 1e-5, close=32)
+                for wb in ((w, b), (None, None), (w, None))]
+        out += [case("native_layer_norm", x, [4, 6], None, None, 1e-5, close=32)]
+        out += [case("var.correction", x, dims, correction=c, keepdim=k, close=32)
+                for dims in ([1], None) for c in (None, 0, 2) for k in (False, True)]
+        out += [case("var_mean.correction", x, [0], correction=1, close=32),
+                case("_fused_rms_norm", x, [6], w, 1e-5, close=16),
+                case("_fused_rms_norm", x, [6], None, None, close=16)]
+    return [*out, case("_softmax", tame(()), 0, False), case("_softmax", data((2, 0)), 1, False)]
+
+
+def contractions() -> list[Case]:
+    out = []
+    for d in (F32, BF16, F64):
+        a, b = tame((4, 6), d), tame((6, 5), d, 1)
+        out += [case("mm", a, b, close=32), case("mm", a, tame((5, 6), d).t(), close=32),
+                case("addmm", tame((5,), d), a, b, close=32), case("mv", a, b[:, 0], close=32),
+                case("addmm", tame((4, 5), d), a, b, close=32),
+                case("dot", a[0], b[:, 1], close=32),
+                case("bmm", tame((2, 4, 6), d), tame((2, 6, 5), d), close=32),
+                case("baddbmm", tame((4, 5), d), tame((2, 4, 6), d), tame((2, 6, 5), d), close=32)]
+    a, b = tame((4, 6)), tame((6, 5), F32, 1)
+    return [*out, case("mm", a[:0], b), case("mm", a[:, :0], b[:0]),
+            case("addmm", tame((5,)), a, b, alpha=0.5, close=32, lowers=False),
+            case("mm", a.long(), b.long(), lowers=False)]
+
+
+def indexing() -> list[Case]:
+    x, at = data((6, 5)), torch.tensor([3, 0, 5])
+    put = torch.tensor([1, -1, 2])
+    out = [case("embedding", x, torch.tensor([[3, 0], [5, 1]])), case("embedding", x, at.int()),
+           case("index_select", x, 0, at), case("index_select", x, -1, at.int() // 2),
+           case("index_copy", x, 0, at, data((3, 5))), case("index_copy", x, -1, at[:1], x[:, :1]),
+           case("index.Tensor", x, [put]), case("index.Tensor", x, [None, put]),
+           case("index.Tensor", x, [put.reshape(1, 3)]), case("index.Tensor", x, [put[0]]),
+           case("index_put", x, [put], data((3, 5))), case("index_put", x, [put], data(())),
+           case("index_put", x, [None, put], data((6, 3))), case("index_put", x, [put[0]], x[0]),
+           case("index_put", x, [put[0]], data(())), case("index_put", x, [put.int()], data((5,))),
+           case("index_put", x, [put], data((3, 5)), True, lowers=False),
+           case("index.Tensor", x, [put, put], lowers=False)]
+    return [*out, *(case("index_copy", x.to(d), 0, at, data((3, 5), d)) for d in (BF16, I64, BOOL))]
+
+
+CASES = [*pointwise(), *arithmetic(), *logic(), *casts(), *views(), *moves(), *reductions(),
+         *composites(), *contractions(), *indexing()]
+
+
+def flat(out: Any) -> list[torch.Tensor]:
+    return list(out) if isinstance(out, tuple | list) else [out]
+
+
+def caller(c: Case) -> tuple[Callable[..., Any], list[torch.Tensor]]:
+    """A function of the case's tensors alone, and these."""
+    leaves, spec = torch.utils._pytree.tree_flatten((c.args, dict(c.named)))
+    tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
+
+    def fn(*given: torch.Tensor) -> Any:
+        rest = iter(given)
+        args, named = torch.utils._pytree.tree_unflatten(
+            [next(rest) if isinstance(x, torch.Tensor) else x for x in leaves], spec)
+        return overload(c.target)(*args, **named)
+
+    return fn, tensors
+
+
+def equal_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether all elements are the same, zeros by sign and NaNs as one."""
+    signs = torch.equal(torch.signbit(a)[a == 0], torch.signbit(b)[b == 0]) if (
+        a.dtype.is_floating_point) else True
+    return signs and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("c", CASES, ids=str)
+def test_overload(c: Case) -> None:
+    fn, tensors = caller(c)
+    expected = flat(fn(*tensors))
+    with trace.listen() as events:
+        found, _ = run(traced(fn, tensors), tensors)
+    assert (c.target not in declined(events)) == c.lowers, events
+    for a, b in zip(found, expected, strict=True):
+        assert (a.dtype, a.shape) == (b.dtype, b.shape)
+        assert a.numel() == 0 or a.stride() == b.stride()
+        if c.close and b.is_floating_point():
+            eps = torch.finfo(b.dtype).eps
+            torch.testing.assert_close(a, b, rtol=c.close * eps, atol=c.close * eps / 4,
+                                       equal_nan=True)
+        else:
+            assert equal_bits(a, b), (a, b, a.double() - b.double())
+
+
+OUTSIDE = [
+    case("embedding", data((6, 5)), torch.tensor([6])),
+    case("embedding", data((6, 5)), torch.tensor([-1])),
+    case("index_select", data((6, 5)), 1, torch.tensor([0, 5])),
+    case("index_select", data((6, 5)), 0, torch.tensor([-1])),
+    case("index_copy", data((6, 5)), 0, torch.tensor([6]), data((1, 5))),
+    case("index_copy", data((6, 5)), 0, torch.tensor([-1]), data((1, 5))),
+    case("index.Tensor", data((6, 5)), [torch.tensor([6])]),
+    case("index.Tensor", data((6, 5)), [None, torch.tensor([-6])]),
+    case("index_put", data((6, 5)), [torch.tensor([6])], data(())),
+    case("index_put", data((6, 5)), [torch.tensor(-7)], data(())),
+]
+
+
+@pytest.mark.parametrize("c", OUTSIDE, ids=str)
+def test_an_index_outside_is_the_error_of_eager(c: Case) -> None:
+    fn, tensors = caller(c)
+    with pytest.raises((IndexError, RuntimeError)) as eager:
+        fn(*tensors)
+    with trace.listen() as events, pytest.raises(eager.type):
+        run(traced(fn, tensors), tensors)
+    assert declined(events) == []
+
+
+def test_every_entry_is_tried() -> None:
+    assert set(TABLE) - {c.target for c in CASES if c.lowers} <= {
+        "aten._reshape_alias.default", "aten._unsafe_index.Tensor", "aten.mul.Scalar",
+        "aten.reshape.default", "aten.lift_fresh_copy.default"}
+
+
+def test_schemas_are_those_of_this_torch() -> None:
+    for target, entry in TABLE.items():
+        assert schema_of(target) == entry.schema
+        assert target_of(entry.schema) == target

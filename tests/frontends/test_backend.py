@@ -1,0 +1,321 @@
+"""`torch.compile(backend=rung)` on whole graphs; the oracle stands in for the pipeline."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from frontends.capture import OraclePipeline, calls, composites
+from torch import Tensor, nn
+
+from rung.core import origins
+from rung.core.errors import Unsupported
+from rung.frontends.torch import backend
+from rung.program.ir import Check, Write
+
+F32, BF16 = torch.float32, torch.bfloat16
+
+
+@pytest.fixture
+def pipeline(monkeypatch: pytest.MonkeyPatch) -> Iterator[OraclePipeline]:
+    torch._dynamo.reset()
+    stand_in = OraclePipeline()
+    monkeypatch.setitem(sys.modules, "rung.pipeline", stand_in)
+    yield stand_in
+    torch._dynamo.reset()
+
+
+def compiled(fn: Callable[..., Any], dynamic: bool = False, **options: Any) -> Callable[..., Any]:
+    return torch.compile(fn, backend=backend.rung, dynamic=dynamic, fullgraph=True,
+                         options={"strict": True, **options})
+
+
+def check_close(a: Any, b: Any) -> None:
+    if isinstance(a, tuple | list):
+        assert len(a) == len(b)
+        for x, y in zip(a, b, strict=True):
+            check_close(x, y)
+    elif isinstance(b, Tensor):
+        assert a.stride() == b.stride()
+        tolerance = 4e-2 if b.dtype == BF16 else 2e-5
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance, equal_nan=True)
+    else:
+        assert a == b
+
+
+def relu_mm(x: Tensor, bias: Tensor, w: Tensor) -> Tensor:
+    return torch.relu((x + bias) @ w)
+
+
+def relu_mm_inputs(n: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    return (torch.randn(n, 8).to(dtype), torch.randn(8).to(dtype), torch.randn(8, 5).to(dtype))
+
+
+def matrix(n: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    return (torch.randn(n, 8).to(dtype),)
+
+
+def heads(x: Tensor) -> tuple[Tensor, Tensor]:
+    """What attention does with shapes: split heads, transpose, merge."""
+    n, d = x.shape
+    h = x.view(n, 2, d // 2).transpose(0, 1)
+    return torch.softmax(h @ h.transpose(1, 2) * 0.5, -1) @ h, h.transpose(0, 1).reshape(n, d)
+
+
+GRAPHS: dict[str, tuple[Callable[..., Any], Callable[[int, torch.dtype], tuple[Tensor, ...]]]] = {
+    "relu_mm": (relu_mm, relu_mm_inputs),
+    "softmax": (lambda x: torch.softmax(x, -1), matrix),
+    "log_softmax": (lambda x: torch.log_softmax(x, 0), matrix),
+    "column_sum": (lambda x: x.sum(0), matrix),
+    "layer_norm": (lambda x: nn.functional.layer_norm(x, (8,)), matrix),
+    "rms_norm": (lambda x: nn.functional.rms_norm(x, (8,)), matrix),
+    "heads": (heads, matrix),
+    "gelu": (lambda x: nn.functional.gelu(x, approximate="tanh"), matrix),
+    "transposed": (lambda x: (x + 1).t(), matrix),
+    "transposed_sum": (lambda x: x.t() + x.t() * 2, matrix),
+    "statistics": (lambda x: (x.mean(), x.var(1), x.amax(0), x.std()), matrix),
+    "pieces": (lambda x: (x[:, 2:5].clone(), x[1:] - x[:-1], x.chunk(2, 1)[1] * 2, x[-1] + 1),
+               matrix),
+    "sizes": (lambda x: (x * x.shape[0], x.shape[0] * 3, x.new_zeros(x.shape[0], 2)), matrix),
+    "positions": (lambda x: torch.arange(x.shape[0])[:, None] * x, matrix),
+    "mask": (lambda x: torch.where(x > 0, x, float("-inf")).masked_fill(x > 1, 0.0), matrix),
+    "rotate": (lambda x: torch.cat((-x[:, 4:], x[:, :4]), -1) * x, matrix),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=["f32", "bf16"])
+@pytest.mark.parametrize("name", GRAPHS)
+def test_graph(name: str, dtype: torch.dtype, dynamic: bool, pipeline: OraclePipeline) -> None:
+    fn, inputs = GRAPHS[name]
+    run = compiled(fn, dynamic)
+    with torch.no_grad():
+        for n in (6, 9) if dynamic else (6,):
+            args = inputs(n, dtype)
+            check_close(run(*args), fn(*args))
+    assert len(pipeline.lowered) == 1
+    allowed = {"aten.t.default", "aten.permute.default", "aten.transpose.int"}
+    assert set(calls(pipeline.lowered[0])) <= allowed
+
+
+class Cached(nn.Module):
+    """One decoding step: norm, projections, rotation, cache update, attention on the cache."""
+
+    def __init__(self, put: bool):
+        super().__init__()
+        self.norm = nn.RMSNorm(8)
+        self.q, self.k, self.v = (nn.Linear(8, 8, bias=False) for _ in range(3))
+        self.put = put
+        self.register_buffer("keys", torch.zeros(16, 2, 4))
+        self.register_buffer("values", torch.zeros(16, 2, 4))
+
+    def forward(self, x: Tensor, pos: Tensor, angle: Tensor) -> Tensor:
+        h = self.norm(x)
+        q, k, v = (f(h).view(-1, 2, 4) for f in (self.q, self.k, self.v))
+        q, k = (self.rotate(t, angle) for t in (q, k))
+        if self.put:
+            self.keys[pos] = k
+            self.values[pos] = v
+        else:
+            self.keys.index_copy_(0, pos, k)
+            self.values.index_copy_(0, pos, v)
+        scores = torch.einsum("qhd,khd->hqk", q, self.keys) / 2
+        seen = torch.arange(16)[None] <= pos[:, None]
+        weights = torch.softmax(scores.masked_fill(~seen, float("-inf")), -1)
+        return torch.einsum("hqk,khd->qhd", weights, self.values).reshape(-1, 8)
+
+    @staticmethod
+    def rotate(t: Tensor, angle: Tensor) -> Tensor:
+        a, b = t[..., :2], t[..., 2:]
+        cos, sin = angle.cos()[:, None, None], angle.sin()[:, None, None]
+        return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(t.dtype)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=["f32", "bf16"])
+@pytest.mark.parametrize("put", [False, True], ids=["index_copy", "index_put"])
+def test_cache_step(put: bool, dtype: torch.dtype, dynamic: bool,
+                    pipeline: OraclePipeline) -> None:
+    torch.manual_seed(0)
+    model = Cached(put).to(dtype)
+    twin = Cached(put).to(dtype)
+    twin.load_state_dict(model.state_dict())
+    run = compiled(model, dynamic)
+    with torch.no_grad():
+        for n, start in ((3, 0), (2, 3)) if dynamic else ((1, 0), (1, 1), (1, 2)):
+            pos = torch.arange(start, start + n)
+            x, angle = torch.randn(n, 8).to(dtype), torch.randn(n)
+            check_close(run(x, pos, angle), twin(x, pos, angle))
+            check_close(list(model.buffers()), list(twin.buffers()))
+    (low,) = pipeline.lowered
+    assert set(calls(low)) == {"aten.cos.default", "aten.sin.default"}
+    assert [op.dst.role for op in low.body.ops if isinstance(op, Write)] == ["mutated"] * 2
+    assert {p.role for p in low.params} >= {"input", "param", "mutated"}
+    kinds = [type(op) for op in low.body.ops]
+    assert max(n for n, k in enumerate(kinds) if k is Check) < kinds.index(Write)
+
+
+def test_an_error_leaves_the_cache_alone(pipeline: OraclePipeline) -> None:
+    model = Cached(put=True)
+    with torch.no_grad(), pytest.raises(IndexError, match="out of bounds for dimension 0"):
+        compiled(model)(torch.randn(1, 8), torch.tensor([16]), torch.randn(1))
+    assert not model.keys.any()
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.norm, self.b = nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = nn.functional.gelu(self.norm(torch.relu(self.a(x))))
+        return torch.log_softmax(self.b(torch.sigmoid(h) * nn.functional.silu(h)), -1).mean()
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_training(dynamic: bool, pipeline: OraclePipeline) -> None:
+    torch.manual_seed(1)
+    model, run = Net(), Net()
+    run.load_state_dict(model.state_dict())
+    step = compiled(run, dynamic)
+    for n in (5, 7) if dynamic else (5,):
+        x, y = (torch.randn(n, 8) for _ in range(2))
+        for net, loss in ((model, model(x) + 0), (run, step(x) + 0)):
+            loss.backward()
+            net.grads = [p.grad for p in net.parameters()]
+        del y
+        check_close(run.grads, model.grads)
+    forward, backward = pipeline.lowered
+    views = {"aten.t.default", "aten.permute.default", "aten.detach.default"}
+    assert set(calls(forward)) <= views and set(calls(backward)) <= views
+    assert "aten.native_layer_norm.default" in composites(forward)
+
+
+def test_batch_norm_training_updates_its_statistics(pipeline: OraclePipeline) -> None:
+    torch.manual_seed(2)
+    model, twin = (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)) for _ in range(2))
+    twin.load_state_dict(model.state_dict())
+    run = compiled(model)
+    for _ in range(2):
+        x = torch.randn(6, 4)
+        for net, loss in ((model, run(x).square().sum()), (twin, twin(x).square().sum())):
+            net.zero_grad()
+            loss.backward()
+        for a, b in zip(model.parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(a.grad, b.grad, rtol=1e-3, atol=1e-3)
+        check_close(list(model.buffers()), list(twin.buffers()))
+
+
+def test_results_share_memory_only_as_in_eager(pipeline: OraclePipeline) -> None:
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        y = x + 1
+        return x.clone(), y, y.clone(), x.t(), x
+
+    x = torch.zeros(2, 3)
+    copy, y, z, view, same = compiled(fn)(x)
+    copy += 1
+    y += 1
+    assert not x.any() and (z == 1).all()
+    assert view.data_ptr() == same.data_ptr() == x.data_ptr()
+
+
+def test_constants_are_parameters(pipeline: OraclePipeline) -> None:
+    def fn(x: Tensor) -> Tensor:
+        return x + torch.tensor([1.0, 2.0])
+
+    check_close(compiled(fn)(torch.ones(2)), torch.tensor([2.0, 3.0]))
+    assert [p.role for p in pipeline.lowered[0].params] == ["input", "const"]
+
+
+def test_random_numbers_are_those_of_eager(pipeline: OraclePipeline) -> None:
+    def fn(x: Tensor) -> Tensor:
+        return torch.rand_like(x) * torch.rand_like(x) + nn.functional.dropout(x, 0.5)
+
+    torch.manual_seed(0)
+    found = compiled(fn)(torch.ones(64))
+    torch.manual_seed(0)
+    check_close(found, fn(torch.ones(64)))
+    effects = [getattr(op, "impure", "") for op in pipeline.imported[0].body.ops]
+    assert effects.count("rng") == 3
+
+
+def test_origins_are_the_users_lines(pipeline: OraclePipeline) -> None:
+    compiled(relu_mm)(*relu_mm_inputs(3, F32))
+    for func in (*pipeline.imported, *pipeline.lowered):
+        (origin,) = origins.of(func.body.last.operands()[0])
+        assert origin.target == "aten.relu.default" and origin.code.startswith("return torch.relu")
+        assert origin.line.startswith(__file__)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_what_is_unsupported_runs_as_it_is(strict: bool, pipeline: OraclePipeline,
+                                           caplog: pytest.LogCaptureFixture,
+                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise Unsupported("not today")
+
+    monkeypatch.setattr(pipeline, "compile_program", refuse)
+    run = torch.compile(relu_mm, backend=backend.rung, options={"strict": strict})
+    args = relu_mm_inputs(3, F32)
+    backend.rung.reset()
+    if strict:
+        with pytest.raises(Exception, match="not today"):
+            run(*args)
+        return
+    with caplog.at_level(logging.WARNING, logger="rung"):
+        check_close(run(*args), relu_mm(*args))
+    assert [r.message for r in caplog.records if r.name == "rung"] == [
+        "a graph runs without rung: Unsupported: not today"]
+
+
+def test_higher_order_ops_run_as_they_are(pipeline: OraclePipeline,
+                                          caplog: pytest.LogCaptureFixture) -> None:
+    def fn(x: Tensor) -> Any:
+        return torch.cond(x.sum() > 0, lambda t: t + 1, lambda t: t - 1, (x,))
+
+    backend.reset()
+    with caplog.at_level(logging.WARNING, logger="rung"):
+        run = torch.compile(fn, backend=backend.rung)
+        check_close(run(torch.ones(3)), torch.ones(3) + 1)
+    assert pipeline.lowered == [] and "cond" in caplog.text
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"speed": 9}, "no option 'speed'; it has target, precision, mappings, strict"),
+    ({"target": "z80"}, "no target 'z80'; it has cpu"),
+    ({"precision": "low"}, "no precision 'low'; it has default, eager"),
+    ({"strict": 1}, "strict is a bool, not 1")])
+def test_options_are_checked(options: dict[str, Any], message: str) -> None:
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match=message):
+        torch.compile(relu_mm, backend=backend.rung, options=options)(*relu_mm_inputs(3, F32))
+
+
+def test_options_reach_the_pipeline(pipeline: OraclePipeline) -> None:
+    compiled(relu_mm, precision="eager", target="cpu.base")(*relu_mm_inputs(3, F32))
+    (options,) = pipeline.options
+    assert (options.precision, options.target, options.strict) == ("eager", "cpu.base", True)
+
+
+def test_inductor_is_not_loaded() -> None:
+    code = """if True:
+        import sys, types, torch
+        from rung.frontends.torch.backend import rung
+        from rung.frontends.torch.aten import lower
+        from rung.frontends.torch.oracle import run_program
+        stand_in = types.ModuleType("rung.pipeline")
+        stand_in.compile_program = lambda f, o, c, x: lambda a: run_program(lower(f), [*a, *c])
+        sys.modules["rung.pipeline"] = stand_in
+        before = {m for m in sys.modules if m.startswith("torch._inductor")}
+        w = torch.randn(4, 4, requires_grad=True)
+        torch.compile(lambda x: torch.relu(x @ w), backend=rung)(torch.randn(4, 4)).sum().backward()
+        new = {m for m in sys.modules if m.startswith("torch._inductor")} - before
+        print(len(new), sorted(new)[:9])
+    """
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.startswith("0 "), out.stdout

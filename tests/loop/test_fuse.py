@@ -1,0 +1,160 @@
+"""What becomes one kernel and what does not, and that every step keeps the meaning."""
+
+from __future__ import annotations
+
+import models
+import pytest
+from programs import CPU, Prog, check, draw
+
+from rung.core import trace
+from rung.core.cost import bound
+from rung.core.op import Func
+from rung.core.types import I64
+from rung.core.verify import verify
+from rung.loop import ir as loop
+from rung.loop.canonical import canonical
+from rung.loop.fuse import fuse
+from rung.program.ir import Module
+from rung.tensor.to_loop import to_loop
+
+
+def price(kernel: Func) -> float:
+    return bound(kernel, CPU).seconds
+
+
+def fused(program: Func) -> Module:
+    return canonical(fuse(to_loop(program), price))
+
+
+def kernels(program: Func) -> list[str]:
+    return [k.name for k in fused(program).kernels]
+
+
+ONE = [models.relu_mm(), models.softmax(), models.colsum(), models.floor_add(), models.rms_norm(),
+       models.layer_norm(), models.swiglu(), models.attend(), models.attend(32, 2048, 64),
+       models.norm_linear(1, 4096, 4096), models.norm_linear(4, 4096, 4096),
+       models.relu_mm(512, 4096, 4096), models.linear_bf16()]
+
+
+@pytest.mark.parametrize("program", ONE, ids=lambda p: p.name)
+def test_one_kernel(program: Func) -> None:
+    assert len(fused(program).kernels) == 1
+
+
+def test_the_text_of_relu_mm() -> None:
+    assert str(fused(models.relu_mm(504, 512, 512)).kernels[0]) == """\
+kernel mm_relu(x0: f32[504,512], x1: f32[512], x2: f32[512,512]) -> y: f32[504,512]
+  add = x0[i,k] + x1[k] : f32 over i,k
+  mm = contract add mul add, x2[k,j] over k 512 : f32 over i,j acc f32
+  y[i,j] = relu(mm)"""
+
+
+def test_the_text_of_softmax() -> None:
+    assert str(fused(models.softmax(512, 2048)).kernels[0]) == """\
+kernel max_exp_sum(x0: f32[512,2048]) -> y: f32[512,2048]
+  max = fold max x0[i,j] over j 2048 : f32 over i acc f32
+  exp = exp(x0[i,j] - max) : f32 over i,j
+  sum = fold add exp over j 2048 : f32 over i acc f32
+  y[i,j] = exp / sum"""
+
+
+def test_a_norm_is_not_recomputed_for_every_column_of_a_large_product() -> None:
+    assert kernels(models.norm_linear(512, 4096, 4096)) == ["sum_rsqrt", "mm"]
+
+
+def test_a_costly_prologue_stays_apart_where_it_would_be_repeated() -> None:
+    assert kernels(models.exp_mm(512, 4096, 4096)) == ["exp", "mm"]
+    assert kernels(models.exp_mm(1, 4096, 4096)) == ["exp_mm"]
+
+
+def test_two_products_are_two_kernels_with_their_epilogues() -> None:
+    assert kernels(models.mlp(512, 512, 2048)) == ["mm_relu", "mm"]
+
+
+def test_rotation_goes_into_the_write_of_the_cache() -> None:
+    assert kernels(models.rotate()) == ["copy", "mul_neg_ge_where_scatter"]
+
+
+def test_a_transformer_layer() -> None:
+    assert len(fused(models.transformer(1)).kernels) == 9
+    assert len(fused(models.transformer(2)).kernels) == 9  # the second layer's are the first's
+
+
+def test_a_product_that_is_softmaxed_is_not_attention() -> None:
+    p = Prog()
+    x, w = p.param("x", 64, 64), p.param("w", 64, 64)
+    names = kernels(p.done(p.softmax(p.einsum("ik,kj->ij", x, w))))
+    assert names == ["mm", "max_exp_sum"]
+
+
+def test_a_value_that_is_read_later_becomes_a_second_output() -> None:
+    p = Prog()
+    x, y, w = p.param("x", 64, 256), p.param("y", 64, 256), p.param("w", 256)
+    h = p.map("add", x, y)
+    module = fused(p.done(h, p.rms_norm(h, w)))
+    assert [len(k.outs) for k in module.kernels] == [2]
+
+
+def test_nothing_is_fused_around_a_write() -> None:
+    p = Prog()
+    x = p.param("x", 8, role="mutated")
+    y = p.map("exp", x)
+    p.write(x, p.map("neg", x))
+    func = p.done(p.map("add", y, 1.0))
+    check(to_loop(func), fused(func), draw(func))
+
+
+def test_declined_fusions_say_why() -> None:
+    with trace.listen() as events:
+        fused(models.mlp(64, 64, 64))
+    reasons = {e.detail for e in events if e.kind == "declined"}
+    assert reasons & {"a contraction's result is folded again", "a contraction would be repeated"}
+
+
+def _data_dependent() -> Func:
+    p = Prog("data_dependent")
+    x, n = p.param("x", 16, 8), p.param("n", 4, dtype=I64)
+    return p.done(p.map("exp", p.gather(p.map("neg", x), 0, p.map("add", n, 1))))
+
+
+def _masked() -> Func:
+    p = Prog("masked")
+    x = p.param("x", 6, 8)
+    y = p.index(p.map("exp", x), [6, 12], lambda i, j: [i, j - 2],
+                lambda i, j: [j - 2, 9 - j], -1.0)
+    return p.done(p.reduce("add", y, 1))
+
+
+def _windows() -> Func:
+    """A sum over windows: one value read at three shifts."""
+    p = Prog("windows")
+    e = p.map("exp", p.param("x", 20))
+    parts = [p.slice(e, 0, n, n + 18) for n in range(3)]
+    return p.done(p.map("add", p.map("add", parts[0], parts[1]), parts[2]))
+
+
+SAME = [*ONE[:8], models.mlp(), models.rotate(), models.transformer(2), models.momentum(),
+        models.transformer(1, m=3), _data_dependent(), _masked(), _windows()]
+
+
+@pytest.mark.parametrize("program", SAME, ids=lambda p: p.name)
+def test_fusion_keeps_the_meaning(program: Func) -> None:
+    before, inputs = to_loop(program), draw(program, ints=15)
+    after = fuse(before, price)
+    for kernel in canonical(after).kernels:
+        verify(kernel, loop.VOCABULARY, loop.verify_kernel)
+    check(before, after, inputs, exact=False)
+    check(after, canonical(after), inputs, exact=False)
+
+
+SYMBOLIC = [models.relu_mm("s0"), models.softmax("s0", "s1"), models.attend(t="s0"),
+            models.layer_norm("s0"), models.floor_add("s0")]
+
+
+@pytest.mark.parametrize("program", SYMBOLIC, ids=lambda p: p.name)
+def test_symbolic_sizes(program: Func) -> None:
+    module = fused(program)
+    assert len(module.kernels) == 1
+    for n in (1, 7):
+        inputs = draw(program, {"s0": n, "s1": n + 4}, ints=n)
+        check(to_loop(program), module, inputs, exact=False)

@@ -1,0 +1,185 @@
+"""The passes on single kernels: simplify, normalize, merge_folds, split, canonical."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import models
+import numpy as np
+import pytest
+from programs import CPU, Prog, check, draw, results
+
+from rung.core.cost import bound
+from rung.core.op import Func
+from rung.core.parse import parse_module
+from rung.core.types import BF16, F32
+from rung.core.verify import verify
+from rung.loop import ir as loop
+from rung.loop.canonical import canonical
+from rung.loop.emit import Declined
+from rung.loop.fuse import fuse
+from rung.loop.merge_folds import can_merge, merge
+from rung.loop.normalize import merge_axes, split_axes
+from rung.loop.simplify import simplify
+from rung.loop.split import split_fold
+from rung.program.ir import Module
+from rung.tensor.to_loop import to_loop
+
+
+def parse(text: str) -> Func:
+    (func,) = parse_module(text, {"kernel": loop.VOCABULARY})
+    return func
+
+
+def body(func: Func) -> list[str]:
+    return [line.strip() for line in str(func).splitlines()[1:]]
+
+
+def fused(program: Func) -> Module:
+    return fuse(to_loop(program), lambda k: bound(k, CPU).seconds)
+
+
+RULES = [
+    ("x[i] * 1.0 - 0.0", "y[i] = x[i]"),
+    ("x[i] + 0.0", "y[i] = x[i] + 0.0"),
+    ("max(x[i], x[i]) + -0.0", "y[i] = x[i]"),
+    ("neg(neg(x[i]))", "y[i] = x[i]"),
+    ("x[i] * (2.0 + 1.0)", "y[i] = x[i] * 3.0"),
+    ("where(x[i] < 0.0, where(x[i] < 0.0, 1.0, 2.0), x[i])",
+     "y[i] = where(x[i] < 0.0, 1.0, x[i])"),
+    ("where(x[i] < 0.0, x[i], x[i])", "y[i] = x[i]"),
+    ("f32(round_bf16(x[i] * 2.0))", "y[i] = x[i] * 2.0"),
+    ("f32(bf16(x[i] * 2.0))", "y[i] = f32(bf16(x[i] * 2.0))"),
+]
+
+
+@pytest.mark.parametrize("before, after", RULES)
+def test_rules(before: str, after: str) -> None:
+    func = parse(f"kernel f(x: f32[8]) -> y: f32[8]\n  y[i] = {before}")
+    assert body(simplify(func)) == [after]
+
+
+def test_eager_precision_keeps_roundings() -> None:
+    func = parse("kernel f(x: f32[8]) -> y: f32[8]\n  y[i] = f32(round_bf16(x[i]))")
+    assert body(simplify(func, "eager")) == ["y[i] = f32(round_bf16(x[i]))"]
+    with pytest.raises(ValueError, match="precision"):
+        simplify(func, "fast")
+
+
+def test_a_written_out_product_is_a_contraction() -> None:
+    p = Prog()
+    x, w = p.param("x", 4, 5), p.param("w", 6, 5)
+    wide = [p.index(v, [4, 6, 5], at) for v, at in
+            ((x, lambda i, j, k: [i, k]), (w, lambda i, j, k: [j, k]))]
+    module = fused(p.done(p.reduce("add", p.map("mul", *wide), 2)))
+    new = Module(module.programs, tuple(map(simplify, module.kernels)))
+    assert [op.keyword for op in new.kernels[0].body.ops if op.keyword == "contract"]
+    check(module, new, draw(module.main), exact=False)
+
+
+def test_a_sum_of_squares_is_no_contraction() -> None:
+    (kernel,) = map(simplify, fused(models.rms_norm()).kernels)
+    assert not [op for op in kernel.body.ops if op.keyword == "contract"]
+
+
+EVERY = [models.relu_mm(), models.softmax(), models.attend(m=3), models.rotate(),
+         models.transformer(1, m=2), models.momentum(), models.layer_norm("s0")]
+PASSES: list[Callable[[Func], Func]] = [lambda k: simplify(k, "eager"), split_axes, merge_axes]
+
+
+@pytest.mark.parametrize("change", PASSES, ids=["simplify", "split", "merge"])
+@pytest.mark.parametrize("program", EVERY, ids=lambda p: p.name)
+def test_passes_keep_the_meaning(program: Func, change: Callable[[Func], Func]) -> None:
+    before = fused(program)
+    after = Module(before.programs, tuple(map(change, before.kernels)))
+    for kernel in canonical(after).kernels:
+        verify(kernel, loop.VOCABULARY, loop.verify_kernel)
+    check(before, after, draw(program, {"s0": 3}, ints=16), exact=False)
+
+
+def test_reshapes_split_axes() -> None:
+    func = parse("kernel f(x: f32[4,8,5]) -> y: f32[32,5]\n  y[i,j] = x[i//8,i%8,j]")
+    assert body(split_axes(func)) == ["y[8*i1+i2,j] = x[i1,i2,j]"]
+
+
+def test_a_remainder_that_does_not_divide_stays() -> None:
+    func = parse("kernel f(x: f32[5,7]) -> y: f32[32]\n  y[i] = x[i//7,i%7]")
+    assert split_axes(func) is func
+
+
+def test_contiguous_axes_merge() -> None:
+    func = parse("kernel f(x: f32[4,s0,8], b: f32[8]) -> y: f32[4,s0,8]\n"
+                 "  y[i,j,k] = x[i,j,k] + b[k]")
+    merged = merge_axes(func)
+    assert str(merged).splitlines() == [
+        "kernel f(x: f32[4*s0,8], b: f32[8]) -> y: f32[4*s0,8]", "  y[i,k] = x[i,k] + b[k]"]
+
+
+def test_a_transpose_does_not_merge() -> None:
+    func = parse("kernel f(x: f32[4,8]) -> y: f32[8,4]\n  y[j,i] = x[i,j]")
+    assert merge_axes(func) is func
+
+
+def test_online_softmax() -> None:
+    module = fused(models.softmax())
+    merged = merge(module.kernels[0])
+    assert [op.carrier for op in merged.body.ops if isinstance(op, loop.Fold)] == ["softmax"]
+    check(module, Module(module.programs, (merged,)), draw(module.main), exact=False)
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_attention_carries_one_state(tokens: int) -> None:
+    module = fused(models.attend(m=tokens))
+    merged = merge(module.kernels[0])
+    assert [op.carrier for op in merged.body.ops if isinstance(op, loop.Fold)] == ["attend"]
+    check(module, Module(module.programs, (merged,)), draw(module.main, ints=16), exact=False)
+
+
+def test_what_does_not_merge() -> None:
+    kernel = parse("kernel f(x: f32[4,8], z: f32[4,8]) -> y: f32[4]\n"
+                   "  m = fold max x[i,j] over j 8 : f32 over i acc f32\n"
+                   "  e = exp(z[i,j] - m) : f32 over i,j\n"
+                   "  s = fold add e over j 8 : f32 over i acc f32\n"
+                   "  y[i] = s")
+    top, total = (op for op in kernel.body.ops if isinstance(op, loop.Fold))
+    assert can_merge(kernel, top, total) == "what is summed is not exp(x - m) of the maximum's x"
+    assert merge(kernel) is kernel
+
+
+@pytest.mark.parametrize("parts", [2, 3])
+@pytest.mark.parametrize("make", [models.softmax, models.attend, models.colsum, models.relu_mm])
+def test_split_folds(make: Callable[[], Func], parts: int) -> None:
+    module = canonical(fused(make()))
+    kernel = merge(module.kernels[0])
+    axis = [op.axis for op in kernel.body.ops if isinstance(op, loop.Fold | loop.Contract)][-1]
+    first, second, spaces = split_fold(kernel, axis, parts)
+    for half in (first, second):
+        verify(half, loop.VOCABULARY, loop.verify_kernel)
+    assert [v.type for v in first.outs] == list(spaces)
+    call = module.main.body.ops[0]
+    given = dict(zip((p.name for p in module.main.params), draw(module.main, ints=5), strict=True))
+    arrays = {p.name: given[v.name] for p, v in zip(kernel.params, call.operands(), strict=True)}
+    arrays |= {o.name: np.zeros([int(n.const_value or 0) for n in o.type.shape],  # type: ignore
+                                np.float32) for o in (*first.outs, *second.outs)}
+    loop.run_kernel(first, arrays)
+    loop.run_kernel(second, arrays)
+    want = results(module, list(given.values()))[0]
+    np.testing.assert_allclose(arrays["y"], want, rtol=2e-5, atol=1e-5)
+
+
+def test_split_needs_independent_folds() -> None:
+    (kernel,) = canonical(fused(models.softmax())).kernels
+    with pytest.raises(Declined, match="reads another's result"):
+        split_fold(kernel, "j", 2)
+
+
+def test_names_come_from_structure_alone() -> None:
+    one, two = models.relu_mm(), models.relu_mm()
+    assert str(canonical(fused(one)).kernels[0]) == str(canonical(fused(two)).kernels[0])
+
+
+def test_bf16_is_rounded_once_by_default() -> None:
+    (kernel,) = map(simplify, fused(models.linear_bf16()).kernels)
+    casts = [op for op in kernel.body.ops if getattr(op, "dtype", None) in (BF16, F32)
+             and getattr(op, "implicit", False)]
+    assert len(casts) == 1

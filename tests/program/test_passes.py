@@ -1,0 +1,148 @@
+"""Passes on whole programs: reinplace, views, memory, outline."""
+
+from __future__ import annotations
+
+import random
+
+import models
+import pytest
+from programs import CPU, Prog, check, draw
+
+from rung.core.cost import bound
+from rung.core.expr import Expr
+from rung.core.op import Func
+from rung.core.types import I64
+from rung.loop.canonical import canonical
+from rung.loop.fuse import fuse
+from rung.program.ir import Module
+from rung.program.memory import ALIGN, Storage, place, plan
+from rung.program.outline import inline_applies, outline
+from rung.program.reinplace import reinplace
+from rung.program.views import views
+from rung.tensor.simplify import simplify
+from rung.tensor.to_loop import to_loop
+
+
+def fused(*programs: Func) -> Module:
+    return fuse(to_loop(*programs), lambda k: bound(k, CPU).seconds)
+
+
+def finished(program: Func, ints: int = 16) -> Module:
+    module = fused(program)
+    done = canonical(views(reinplace(module)))
+    check(module, done, draw(program, ints=ints), exact=False)
+    return done
+
+
+def keywords(module: Module) -> list[str]:
+    return [op.keyword for op in module.main.body.ops]
+
+
+def test_a_cache_is_updated_in_place() -> None:
+    module = finished(models.rotate())
+    assert keywords(module) == ["kernel", "return"]
+    assert "in place cache" in str(module.main)
+
+
+def test_no_copies_in_a_decoder() -> None:
+    module = finished(models.transformer(2))
+    assert set(keywords(module)) == {"kernel", "return"}
+    assert not [k for k in module.kernels if k.name.startswith("copy")]
+
+
+def test_a_pointwise_update_is_in_place_and_a_row_update_is_not() -> None:
+    module = finished(models.momentum())
+    text = str(module.main)
+    assert "in place x" in text and "write s <-" in text and "write x" not in text
+
+
+def _cache(later: str) -> Func:
+    p = Prog()
+    cache, at, src = p.param("c", 8, 4, role="mutated"), p.param("n", 2, dtype=I64), p.param(
+        "s", 2, 4)
+    new = p.scatter(cache, 0, at, src)
+    out = p.map("exp", cache) if later == "old" else p.map("exp", new)
+    p.write(cache, new)
+    return p.done(out, *([new] if later == "returned" else []))
+
+
+@pytest.mark.parametrize("later, in_place", [("new", True), ("returned", False)])
+def test_updates_that_are_seen(later: str, in_place: bool) -> None:
+    module = finished(_cache(later), 8)
+    assert ("write" not in keywords(module)) == in_place
+
+
+def test_the_old_value_is_never_lost() -> None:
+    finished(_cache("old"), 8)
+
+
+def test_an_input_is_not_overwritten() -> None:
+    p = Prog()
+    x, at, src = p.param("x", 8, 4), p.param("n", 2, dtype=I64), p.param("s", 2, 4)
+    module = finished(p.done(p.scatter(x, 0, at, src)), 8)
+    assert keywords(module) == ["kernel", "kernel", "return"]
+
+
+def test_a_reshape_is_a_view() -> None:
+    p = Prog()
+    x, y = p.param("x", 4, 6), p.param("y", 4, 6)
+    h = p.map("add", x, y)
+    module = finished(p.done(h, p.view(h, 24)))
+    assert keywords(module) == ["kernel", "index", "return"]
+    made = plan(module.main)
+    assert made.launches == 1 and made.home[module.main.body.last.operands()[1]].role == "output"
+
+
+def test_the_plan_of_a_layer() -> None:
+    made = plan(finished(models.transformer(2)).main)
+    assert made.launches == 16
+    assert made.workspace == made.peak == 448
+    assert "storage kc_0     mutated  1024 B" in str(made)
+    caches = [s for s in made.storages if s.role == "mutated"]
+    assert all(len(s.values) == 2 for s in caches)
+
+
+def test_symbolic_sizes_get_their_own_buffers() -> None:
+    p = Prog()
+    x, w = p.param("x", "s0", 8), p.param("w", 8, 8)
+    h = p.map("relu", p.einsum("ik,kj->ij", x, w))
+    program = p.done(p.einsum("ik,kj->ij", h, w))
+    made = plan(canonical(fused(program)).main)
+    temps = [s for s in made.storages if s.role == "temp"]
+    assert [str(s.bytes) for s in temps] == ["32*s0"] and temps[0].offset is None
+
+
+def test_placed_storages_do_not_overlap() -> None:
+    rng = random.Random(0)
+    for _ in range(50):
+        storages = [Storage(f"t{n}", "temp", Expr.of(rng.randint(1, 5000)), (), a, a + rng.randint(
+            0, 6)) for n in range(20) for a in [rng.randint(0, 20)]]
+        offsets, top = place(storages)
+        for n, a in enumerate(storages):
+            end = offsets[a.name] + (a.bytes.const_value or 0)
+            assert offsets[a.name] % ALIGN == 0 and end <= top
+            for b in storages[:n]:
+                if a.first <= b.last and b.first <= a.last:
+                    start, size = offsets[b.name], b.bytes.const_value or 0
+                    assert end <= start or start + size <= offsets[a.name]
+
+
+@pytest.mark.parametrize("layers", [4, 8])
+@pytest.mark.parametrize("tidy", [False, True])
+def test_outlining_changes_no_kernel(layers: int, tidy: bool) -> None:
+    program = models.transformer(layers)
+    program = simplify(program) if tidy else program
+    module = outline(program)
+    assert len(module.programs) == 2 and len(module.programs[1].body.ops) < 100
+    check(Module((program,)), module, draw(program, ints=16))
+    short, whole = (canonical(views(reinplace(m))) for m in (
+        inline_applies(fused(*module.programs)), fused(program)))
+    assert sorted(map(str, short.kernels)) == sorted(map(str, whole.kernels))
+    assert [getattr(op, "callee", "") for op in short.main.body.ops] == [
+        getattr(op, "callee", "") for op in whole.main.body.ops]
+    check(whole, short, draw(program, ints=16), exact=False)
+
+
+def test_nothing_to_outline() -> None:
+    program = models.mlp()
+    assert outline(program).programs == (program,)

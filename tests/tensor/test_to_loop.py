@@ -1,0 +1,124 @@
+"""Tensor IR to kernels: each op against its own meaning, and the programs of `models`."""
+
+from __future__ import annotations
+
+import models
+import numpy as np
+import pytest
+from programs import Prog, check, draw
+
+from rung.core.errors import LoweringError
+from rung.core.expr import Expr
+from rung.core.op import Block, Func, Value
+from rung.core.types import BF16, F32, I64
+from rung.core.verify import verify
+from rung.loop import ir as loop
+from rung.program.ir import Composite, Module, Return, Yield
+from rung.tensor.simplify import open_composites, simplify
+from rung.tensor.to_loop import to_loop
+
+
+def _ops() -> list[Func]:
+    made = []
+    for name, build in (
+        ("cast", lambda p, x, y, n: p.cast(x, BF16)),
+        ("compare", lambda p, x, y, n: p.map("where", p.map("lt", x, y), x, p.map("neg", y))),
+        ("sum_two", lambda p, x, y, n: p.reduce("add", x, 0, 2)),
+        ("max_all", lambda p, x, y, n: p.reduce("max", x, 0, 1, 2)),
+        ("transpose", lambda p, x, y, n: p.permute(x, 2, 0, 1)),
+        ("view", lambda p, x, y, n: p.view(x, 4, 15)),
+        ("pad", lambda p, x, y, n: p.index(
+            x, [3, 4, 9], lambda i, j, k: [i, j, k - 2], lambda i, j, k: [k - 2, 6 - k], 7.0)),
+        ("flip", lambda p, x, y, n: p.index(x, [3, 4, 5], lambda i, j, k: [2 - i, j, k])),
+        ("contract_two", lambda p, x, y, n: p.einsum("abc,dbc->ad", x, y)),
+        ("outer", lambda p, x, y, n: p.einsum("a,b->ab", p.reduce("add", x, 1, 2),
+                                              p.reduce("max", y, 0, 2))),
+        ("gather", lambda p, x, y, n: p.gather(x, 1, n)),
+        ("scatter", lambda p, x, y, n: p.scatter(x, 2, n, p.slice(y, 2, 0, 2))),
+        ("full", lambda p, x, y, n: p.full(2.5, 3, 1)),
+        ("iota", lambda p, x, y, n: p.iota(6)),
+        ("concat", lambda p, x, y, n: p.concat(1, x, p.slice(y, 1, 1, 2), y)),
+        ("scalar", lambda p, x, y, n: p.map("mul", x, 3.0)),
+    ):
+        p = Prog(name)
+        x, y, n = p.param("x", 3, 4, 5), p.param("y", 3, 4, 5), p.param("n", 2, dtype=I64)
+        made.append(p.done(build(p, x, y, n)))
+    return made
+
+
+@pytest.mark.parametrize("program", _ops(), ids=lambda p: p.name)
+def test_an_op_means_the_same_as_a_kernel(program: Func) -> None:
+    module = to_loop(program)
+    for kernel in module.kernels:
+        verify(kernel, loop.VOCABULARY, loop.verify_kernel)
+    exact = program.name not in ("contract_two", "outer")
+    check(Module((program,)), module, draw(program, ints=4), exact)
+
+
+PROGRAMS = [models.relu_mm(), models.softmax(), models.layer_norm(), models.attend(m=3),
+            models.rotate(), models.swiglu(), models.linear_bf16(), models.transformer(2),
+            models.momentum()]
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.name)
+def test_programs_mean_the_same(program: Func) -> None:
+    inputs = draw(program, ints=16)
+    check(Module((program,)), to_loop(program), inputs, exact=False)
+    check(Module((program,)), Module((simplify(program),)), inputs)
+
+
+def test_symbolic_sizes() -> None:
+    program = models.attend(t="s0", m=2)
+    for size in (5, 16):
+        inputs = draw(program, {"s0": size}, ints=size)
+        check(Module((program,)), to_loop(program), inputs, exact=False)
+
+
+def test_dimensions_of_one_have_no_axis() -> None:
+    p = Prog()
+    (kernel,) = to_loop(p.done(p.map("exp", p.param("x", 1, 8, 1)))).kernels
+    assert list(loop.extents_of(kernel)) == ["i"]
+
+
+def test_simplify_composes_and_removes_indices() -> None:
+    p = Prog()
+    x = p.param("x", 6, 5)
+    y = p.permute(p.permute(x, 1, 0), 1, 0)
+    func = simplify(p.done(p.map("add", y, p.full(1.0, 6, 5))))
+    assert [op.keyword for op in func.body.ops] == ["const", "map", "return"]
+
+
+def test_simplify_keeps_what_differs() -> None:
+    p = Prog()
+    x = p.param("x", 6, dtype=F32)
+    func = p.done(p.cast(p.cast(x, BF16), F32))
+    assert len(simplify(func).body.ops) == 3
+
+
+def _composite() -> Func:
+    p = Prog()
+    x = p.param("x", 6)
+    inner = Prog()
+    y = inner.map("exp", x)
+    body = Block((), (*inner.b.ops, Yield((y,))))
+    out = Value("out", x.type)
+    op = Composite("aten.exp.default", (("", x),), body, (x.type,), results=(out,))
+    return Func("program", "main", tuple(p.params), (), Block((), (op, Return((out,)))))
+
+
+def test_composites_are_opened_or_calls() -> None:
+    func = _composite()
+    with pytest.raises(LoweringError, match="neither opened nor a call"):
+        to_loop(func)
+    opened = open_composites(func, lambda op: False)
+    check(Module((func,)), Module((opened,)), [np.arange(6, dtype=np.float32)])
+    assert [op.keyword for op in open_composites(func, lambda op: True).body.ops] == [
+        "call", "return"]
+
+
+def test_a_symbol_as_a_number() -> None:
+    p = Prog()
+    x = p.param("x", "s0")
+    func = p.done(p.map("add", x, p.cast(p.index(p.iota("s0"), [Expr.of("s0")],
+                                                 lambda i: [i]), F32)))
+    check(Module((func,)), to_loop(func), draw(func, {"s0": 7}))
