@@ -54,6 +54,17 @@ class Machine:
     movers: tuple[str, ...] = ()
     atoms: tuple[str, ...] = ()
     cores: int = 1
+    asynchronous: tuple[str, ...] = ()  # the movers whose transfers end at a wait
+
+    @property
+    def threaded(self) -> bool:
+        """Whether blocks of threads run in lockstep: grid and thread loops stand outside all."""
+        return any(x.kind == THREAD for x in self.levels)
+
+    @property
+    def masked(self) -> bool:
+        """Whether a ragged block is one more step under a mask instead of code of its own."""
+        return self.threaded or any(s.explicit for s in self.spaces)
 
     def level(self, name: str) -> Level | None:
         return next((x for x in self.levels if x.name == name), None)

@@ -237,14 +237,14 @@ class Parser(Cursor):
         """`buf[subscripts : lanes | mask else fill]`, the lanes first"""
         buf = self.known(self.scope, "value")
         self.take("[")
-        runs = self.listed(self._run)
+        runs = self.listed(self.subscript)
         lanes = max([self._lanes(), *(n for _, n in runs)])
         mask = self.listed(self.expr) if self.accept("|") else ()
         fill = self.number() if self.accept("else") else 0
         self.take("]")
         return lanes, buf, tuple(sub for sub, _ in runs), mask, fill
 
-    def _run(self) -> tuple[Sub, int]:
+    def subscript(self) -> tuple[Sub, int]:
         """A subscript and its number of lanes: `j : 16` is j+lane for 16 lanes."""
         known = self.scope.get(self.peek())
         if (known and known.type != INDEX) or (self.kind, self.peek(1)) == ("name", "("):

@@ -189,7 +189,7 @@ class Printer:
 
     def _element(self, op: LoadBase | StoreBase) -> str:
         lanes = getattr(op, "lanes", 1)
-        text = ",".join(self._sub(s, lanes) for s in op.subs)
+        text = ",".join(self.subscript(s, lanes) for s in op.subs)
         if lanes > 1 and " : " not in text:
             text += f" : {LANE} {lanes}"
         if op.mask:
@@ -198,7 +198,7 @@ class Printer:
                 text += " else " + print_number(op.fill)
         return f"{op.buf.name}[{text}]"
 
-    def _sub(self, sub: Sub, lanes: int) -> str:
+    def subscript(self, sub: Sub, lanes: int = 1) -> str:
         """A subscript; `j : 16` is a run of 16 lanes from j."""
         if isinstance(sub, Value):
             return self.expression(sub)
@@ -231,15 +231,13 @@ def print_number(value: float | int | bool) -> str:
     return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
-def print_word(x: str) -> str:
-    return x if re.fullmatch(NAME, x, re.A) else json.dumps(x)
-
-
 KINDS = {
     "Value": Kind(lambda p, x: p.expression(x), lambda p: p.expression(), ", "),
     "Expr": Kind(lambda p, x: str(x), lambda p: p.expr()),
+    "Sub": Kind(lambda p, x: p.subscript(x), lambda p: p.subscript()[0]),
     "Axis": Kind(lambda p, x: str(x), lambda p: p.name()),
-    "str": Kind(lambda p, x: print_word(x), lambda p: p.word()),
+    "str": Kind(lambda p, x: x if re.fullmatch(NAME, x, re.A) else json.dumps(x),
+                lambda p: p.word()),
     "int": Kind(lambda p, x: str(x), lambda p: p.integer()),
     "DType": Kind(lambda p, x: str(x), lambda p: p.known(DTYPES, "dtype")),
     "float | int | bool": Kind(lambda p, x: print_number(x), lambda p: p.number()),

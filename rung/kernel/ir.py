@@ -36,6 +36,8 @@ from rung.core.ops import (
 from rung.core.scalar import MONOIDS
 from rung.core.text import LANE
 from rung.core.types import I64, ArrayType, Axis, Type, VecType, dtype_of
+from rung.kernel.intrinsics import Apply
+from rung.kernel.moves import Commit, Engine, Transfer, Wait
 
 Unroll = tuple[tuple[str, int], ...]
 THREADS = ("wg", "warp", "thread", "lane")  # levels whose steps run in lockstep, one a thread
@@ -290,10 +292,12 @@ class Barrier(Op):
         return None
 
 
-OPS = (Load, Store, KernelIndex, Alloc, Fill, For, If, Yield, Combine, Barrier, Map, Const, Cast)
+OPS = (Load, Store, KernelIndex, Alloc, Fill, For, If, Yield, Combine, Apply, Barrier, Transfer,
+       Commit, Wait, Map, Const, Cast)
 
 
-def run_kernel_ir(func: Func, arrays: Mapping[str, np.ndarray]) -> None:
+def run_kernel_ir(func: Func, arrays: Mapping[str, np.ndarray],
+                  engine: type[Engine] = Engine) -> None:
     """Run Kernel IR on NumPy arrays by parameter and output name, in place."""
     buffers = [(v, np.asarray(arrays[v.name])) for v in (*func.params, *func.outs)]
     sizes = bind_buffers(buffers)
@@ -301,7 +305,7 @@ def run_kernel_ir(func: Func, arrays: Mapping[str, np.ndarray]) -> None:
     threads = [(op.var, op) for op in walk(func.body) if isinstance(op, For)
                and op.level in THREADS]
     axes = (*(name for name, _ in threads), *(name for name, _ in unroll), LANE)
-    interp = Interp(sizes, tuple(dict.fromkeys(axes)))
+    interp = engine(sizes, tuple(dict.fromkeys(axes)))
     for name, count in unroll:
         interp.symbols[name] = interp.spread(name, count)
     for value, array in buffers:
@@ -334,7 +338,8 @@ def verify_kernel_ir(func: Func, spaces: Collection[str] | None = None) -> None:
             raise VerifyError(f"{space} is no memory space here", op)
         _verify_family(op, unroll)
     _verify_scope(func.body, {name for name, _ in unroll}, values)
-    accesses = [op for op in ops if isinstance(op, Load | Store)]
+    accesses: list[LoadBase | StoreBase] = [op for op in ops if isinstance(op, Load | Store)]
+    accesses += [access for op in ops if isinstance(op, Transfer) for access in op.accesses()]
     verify_buffers(func, accesses, [op.result for op in ops if isinstance(op, Alloc)])
 
 
@@ -342,7 +347,7 @@ def _verify_scope(block: Block, scope: set[str], values: set[str]) -> None:
     """Index symbols are sizes, unrolled axes or variables of loops around; none is shadowed."""
     for op in block.ops:
         symbols = {s for e in expressions(op) for s in e.symbols() if not is_size(s)}
-        symbols |= {op.axis} if isinstance(op, Combine) else set()
+        symbols |= {op.axis} if isinstance(op, Combine | Apply) else set()
         lanes = {LANE} if getattr(op, "lanes", 2) > 1 else set()
         if loose := sorted(symbols - scope - lanes):
             raise VerifyError(f"no axis or loop variable is called {', '.join(loose)} here", op)

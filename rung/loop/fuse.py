@@ -5,7 +5,7 @@
 
 Every producer meets its readers: it goes *into* a lone reader, is *kept* as a further output of one
 of several readers, or is *sunk* into all of them, if the modelled time falls. Cheap, certain steps
-go first: chains of maps, then what follows a contraction or fold; the rest goes by gain.
+go first: what follows a contraction, chains of maps, what follows a fold; the rest goes by gain.
 Reads a module of one kernel per op (`to_loop`); gives the same programs over fewer kernels.
 """
 
@@ -31,7 +31,7 @@ from rung.program.ir import KernelCall, Module
 
 Reason: TypeAlias = str
 Price = Callable[[Func], float]  # seconds of a kernel
-MAX_AXES, MAX_CONTRACTIONS, MAX_READERS = 6, 2, 3
+MAX_AXES, MAX_CONTRACTIONS, MAX_READERS = 7, 2, 3
 SOFTMAX = ("max", "softmax", "attend")
 
 
@@ -142,12 +142,12 @@ class Plan:
 
 
 def rank_of(producer: Func, consumer: Func) -> int:
-    """0: map into map, 1: contraction into map, 2: fold into map, 3: the rest, by gain."""
+    """0: contraction into map, 1: map into map, 2: fold into map, 3: the rest, by gain."""
     if any(is_fold(op) for op in consumer.body.ops):
         return 3
     if _count(producer, Contract):
-        return 1
-    return 2 if _count(producer, Fold) else 0
+        return 0
+    return 2 if _count(producer, Fold) else 1
 
 
 class _Fusion(Graph):

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 
-from rung.core.expr import ONE, ZERO, Expr, FloorDiv, Mod, Sym, is_size, sym
+from rung.core.expr import ONE, ZERO, Bounds, Expr, FloorDiv, Mod, Sym, is_size, sym
 from rung.core.op import Func, Op, Value
 from rung.core.ops import IndexValue, Sub
 from rung.core.types import TensorType
@@ -84,10 +84,76 @@ def _divisions(e: Expr) -> Iterator[FloorDiv | Mod]:
                 yield atom
 
 
+# --- flattening
+
+def flatten_buffers(func: Func) -> Func:
+    """Buffers declared without dimensions of size 1, and with neighbouring dimensions as one where
+    that takes a division out of the subscripts: x[i//16,i%16] of f32[4,16] is x[i] of f32[64]."""
+    accesses: dict[Value, list[Load | Store]] = {}
+    for op in func.body.ops:
+        if isinstance(op, Load | Store):
+            accesses.setdefault(op.buf, []).append(op)
+    new: dict[int, tuple[Sub, ...]] = {}
+    buffers: dict[Value, Value] = {}
+    bounds = {a: (0, n - 1) for a, n in extents_of(func).items()}
+    for buf, ops in accesses.items():
+        assert isinstance(buf.type, TensorType)
+        if buf.type.strides is not None:
+            continue
+        flat, subs = _flatten(list(buf.type.shape), [list(op.subs) for op in ops], bounds)
+        if len(flat) < len(buf.type.shape):
+            buffers[buf] = replace(buf, type=TensorType(buf.type.dtype, tuple(flat)))
+            new |= {id(op): tuple(s) for op, s in zip(ops, subs, strict=True)}
+    return _redeclared(func, buffers, new) if buffers else func
+
+
+def _flatten(sizes: list[Expr], subs: list[list[Sub]], bounds: Bounds) -> (
+        tuple[list[Expr], list[list[Sub]]]):
+    """Sizes and each access's subscripts, with dimensions dropped or melted."""
+    at = 0
+    while at < len(sizes) and len(sizes) > 1:
+        if sizes[at].is_const(1):
+            del sizes[at]
+            for s in subs:
+                del s[at]
+            continue
+        joined = [_joined(s[at:at + 2], sizes[at:at + 2], bounds) for s in subs]
+        if at + 1 < len(sizes) and all(e is not None for e in joined):
+            sizes[at:at + 2] = [sizes[at] * sizes[at + 1]]
+            for s, e in zip(subs, joined, strict=True):
+                assert e is not None
+                s[at:at + 2] = [e]
+            at = max(at - 1, 0)
+            continue
+        at += 1
+    return sizes, subs
+
+
+def _joined(pair: list[Sub], sizes: list[Expr], bounds: Bounds) -> Expr | None:
+    """Two subscripts as one without division; None when there was none, or one remains."""
+    if len(pair) < 2 or not (isinstance(pair[0], Expr) and isinstance(pair[1], Expr)):
+        return None
+    if not any(_divisions(pair[0])) and not any(_divisions(pair[1])):
+        return None
+    e = (pair[0] * sizes[1] + pair[1]).simplify(bounds)
+    return None if any(_divisions(e)) else e
+
+
+def _redeclared(func: Func, buffers: dict[Value, Value],
+                subs: dict[int, tuple[Sub, ...]]) -> Func:
+    """`func` over other buffers; `subs` are the new subscripts by op."""
+    ops = [replace(op.map(buffers), subs=subs[id(op)]) if isinstance(op, Load | Store)
+           and id(op) in subs else op.map(buffers) for op in func.body.ops]
+    func = func.with_ops(ops)
+    return replace(func, params=tuple(buffers.get(v, v) for v in func.params),
+                   outs=tuple(buffers.get(v, v) for v in func.outs))
+
+
 # --- merging
 
 def merge_axes(func: Func) -> Func:
-    """Pairs of axes that every access sees as one run of memory are one axis."""
+    """Pairs of axes that every access sees as one run of memory are one axis, in flat buffers."""
+    func = flatten_buffers(func)
     for _ in range(8):
         for outer, inner in _pairs(func):
             flat = _merged(func, outer, inner)

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rung.core.op import Func, Op, Value
-from rung.core.ops import Cast, Const, Map
-from rung.core.scalar import SCALARS
+from rung.core.ops import Cast, Const, IndexValue, Map
+from rung.core.scalar import SCALARS, cast
 from rung.core.types import BOOL, F32, I64, DType, axes_of, dtype_of
 from rung.loop.emit import Copier, Emitter
 from rung.loop.ir import Contract, Fold, extents_of
@@ -107,6 +107,14 @@ def _cast(s: _Sweep, value: Value, dtype: DType) -> Value:
     return found if found is not None else s.make(op)
 
 
+# index(3) -> 3
+def constant_index(s: _Sweep, op: Op) -> Value | None:
+    match op:
+        case IndexValue(e) if e.const_value is not None:
+            return s.make(Const(e.const_value, I64))
+    return None
+
+
 # x * 1 -> x,  x / 1 -> x,  x - 0 -> x,  x + -0.0 -> x,  n + 0 -> n (integers)
 def identity_operand(s: _Sweep, op: Op) -> Value | None:
     match op:
@@ -114,13 +122,17 @@ def identity_operand(s: _Sweep, op: Op) -> Value | None:
             k = s.number(y)
             if fn in ("mul", "div") and k == 1 and k is not None:
                 return x
-            if k == 0 and k is not None and (fn == "sub" or not dtype_of(x.type).is_float):
-                return x if str(k) != "-0.0" else None
-            if fn == "add" and str(k) == "-0.0":
+            if (fn == "sub" and str(k) in ("0", "0.0")) or (fn == "add" and _is_zero(s, y)):
                 return x
-            if fn == "mul" and s.number(x) == 1:
+            if (fn, s.number(x)) == ("mul", 1) or (fn == "add" and _is_zero(s, x)):
                 return y
     return None
+
+
+def _is_zero(s: _Sweep, x: Value) -> bool:
+    """Whether adding x changes nothing: an integer 0, or -0.0."""
+    k = s.number(x)
+    return k == 0 and k is not None and (not dtype_of(x.type).is_float or str(k) == "-0.0")
 
 
 # where(c, x, x) -> x,  where(c, where(c, a, b), d) -> where(c, a, d), and in the other arm
@@ -159,9 +171,11 @@ def folded_constant(s: _Sweep, op: Op) -> Value | None:
         return None
     args = [s.made[v] for v in op.operands()]
     dtypes = [a.dtype for a in args if isinstance(a, Const)]
-    if not isinstance(op, Map) or not all(d in _HELD for d in dtypes):
-        return None
     numbers = [np.asarray(a.value, a.dtype.numpy) for a in args if isinstance(a, Const)]
+    if isinstance(op, Cast):
+        return s.make(Const(cast(numbers[0], dtypes[0], op.dtype).item(), op.dtype))
+    if not all(d in _HELD for d in dtypes):
+        return None
     result = SCALARS[op.fn].numpy(*numbers)
     dtype = SCALARS[op.fn].result(tuple(dtypes))
     return s.make(Const(result.astype(dtype.numpy).item(), dtype))
@@ -181,5 +195,5 @@ def written_out(s: _Sweep, op: Op) -> Value | None:
     return None
 
 
-RULES: tuple[Rule, ...] = (of_cast, identity_operand, of_where, idempotent, folded_constant,
-                           written_out)
+RULES: tuple[Rule, ...] = (of_cast, constant_index, identity_operand, of_where, idempotent,
+                           folded_constant, written_out)

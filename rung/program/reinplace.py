@@ -12,9 +12,11 @@ update, no check can still fail, and the kernel reads an element only where it w
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rung.core import trace
+from rung.core.cost import behind
 from rung.core.op import Effect, Func, Op, Value, walk
 from rung.core.rewrite import substitute
 from rung.core.types import axes_of
@@ -38,7 +40,7 @@ class _Work:
     kernels: dict[str, Func]
 
     def program(self, program: Func) -> Func:
-        ops = list(program.body.ops)
+        ops = checks_first(program.body.ops)
         for op in program.body.ops:
             if isinstance(op, KernelCall) and op.updates:
                 ops = self.without_copy(ops, op)
@@ -121,6 +123,28 @@ class _Work:
                        updates=(*call.updates, write.dst),
                        types=tuple(call.results[n].type for n in order),
                        results=tuple(call.results[n] for n in order))
+
+
+def checks_first(ops: Sequence[Op]) -> list[Op]:
+    """Checks, each once, and what computes their values before all else; not those whose value
+    depends on an effect."""
+    maker = {r: op for op in ops for r in op.results}
+    early: dict[int, None] = {}
+    seen: set[tuple[object, ...]] = set()
+    drop: set[int] = set()
+    for op in ops:
+        if isinstance(op, Check):
+            key = (op.value, op.lo, op.hi, op.error, op.message)
+            cone = behind(op, maker)
+            if key in seen:
+                drop.add(id(op))
+            elif all(x.effect is Effect.PURE and not getattr(x, "updates", ()) for x in cone):
+                early |= dict.fromkeys(map(id, (*cone, op)))
+            seen.add(key)
+        elif op.effect is not Effect.PURE and not isinstance(op, Write):
+            break  # a call with an effect, whose order against the checks is the user's
+    first = [op for op in ops if id(op) in early]
+    return first + [op for op in ops if id(op) not in early and id(op) not in drop]
 
 
 def _home(ops: list[Op], value: Value) -> Value:

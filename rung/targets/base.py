@@ -7,7 +7,7 @@ host calls with addresses: `launch(address of each buffer..., size symbols...)`,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Protocol
 
@@ -16,6 +16,7 @@ from rung.core.expr import Expr, is_size
 from rung.core.machine import Machine
 from rung.core.op import Func, Value, expressions, walk
 from rung.core.types import TensorType
+from rung.tile.mapping import Mapping as TileMapping
 
 Launch = Callable[..., None]
 
@@ -29,6 +30,10 @@ class Target(Protocol):
 
     @property
     def machine(self) -> Machine: ...
+
+    def candidates(self, kernel: Func, machine: Machine, hints: Mapping[str, int]
+                   ) -> Iterable[TileMapping]:
+        """Mappings worth pricing for a kernel."""
 
     def emit(self, kernels: Sequence[Func]) -> str:
         """One source file for kernels of Kernel IR, which the target's compiler takes as it is."""

@@ -54,7 +54,8 @@ class _Sweep:
 
     def again(self, op: Op, name: str) -> tuple[Value, ...]:
         """Append a new op, or what the rules make of it."""
-        made = self.rule(op, self.builder)
+        made = self.rule(replace(op, results=tuple(Value(name, t) for t in op.infer())),
+                         self.builder)
         if made is None:
             made = self.builder.add(op, name)
             self.note(self.builder.ops[-1])
@@ -135,6 +136,15 @@ def map_of_full(s: _Sweep, op: Op) -> Op | None:
     return op.map({v: s.scalar(v) for v in fulls})
 
 
+# x * 1 -> x,  x / 1 -> x
+def map_by_one(s: _Sweep, op: Op) -> Value | None:
+    match op:
+        case Map("mul" | "div", (x, y)) if x.type == op.results[0].type:
+            one = s.made.get(y)
+            return x if isinstance(one, Const | Full) and one.value == 1 else None
+    return None
+
+
 # concat x -> x
 def concat_of_one(s: _Sweep, op: Op) -> Value | None:
     assert isinstance(op, Concat)
@@ -154,7 +164,7 @@ def _bits(x: float | int | bool) -> tuple[type, str]:
 RULES: dict[type[Op], tuple[Rule, ...]] = {
     Index: (index_of_full, index_of_index, identity_index),
     Cast: (cast_back, cast_of_full),
-    Map: (map_of_full,),
+    Map: (map_by_one, map_of_full),
     Concat: (concat_of_one,),
     Reduce: (reduce_over_nothing,),
 }

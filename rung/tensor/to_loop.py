@@ -4,7 +4,8 @@
                                           y[i,j] = x0[i,j] + x1[i,j]
                                         h = kernel add(a, b) : f32[4,8]
 
-Dimensions of size 1 get no axis. Scalar constants go into the kernels that read them. A scatter is
+Dimensions of size 1 get no axis. Scalar constants, indices (transposes, slices, ..) and widening
+casts go into the kernels that read them, and stay kernels only for library calls. A scatter is
 a copy and a kernel that stores into the copy in place; `reinplace` removes the copy where it can.
 """
 
@@ -50,19 +51,18 @@ class _Lowering:
     def __init__(self) -> None:
         self.kernels: list[Func] = []
         self.names = Names()
-        self.scalars: dict[Value, Op] = {}
+        self.made: dict[Value, Op] = {}
 
     def program(self, func: Func) -> Func:
         ops: list[Op] = []
         names = Names([v.name for op in func.body.ops for v in op.results])
+        self.made = {r: op for op in func.body.ops for r in op.results}
         for op in func.body.ops:
             if isinstance(op, Composite):
                 raise LoweringError(f"the composite {op.target} is neither opened nor a call")
             if isinstance(op, LOWERED) and isinstance(op.result.type, TensorType):
                 ops += self.calls(op, names)
                 continue
-            if isinstance(op, Const | Map | Cast | IndexValue):
-                self.scalars[op.result] = op
             ops.append(op)
         return dead_code(func.with_ops(ops))
 
@@ -77,7 +77,7 @@ class _Lowering:
         return [self.call(same, copy), self.call(replace(op, x=copy), op.result)]
 
     def call(self, op: Op, result: Value) -> KernelCall:
-        maker = _Maker(self.scalars)
+        maker = _Maker(self.made)
         _LOWER[type(op)](maker, op)
         stem = op.fn if isinstance(op, Map) else op.keyword
         kernel = maker.kernel(self.names(stem))
@@ -90,8 +90,8 @@ class _Lowering:
 class _Maker:
     """One kernel under construction; `params` maps the program's values to its parameters."""
 
-    def __init__(self, scalars: dict[Value, Op]):
-        self.scalars = scalars
+    def __init__(self, made: dict[Value, Op]):
+        self.made = made
         self.builder = Builder(Names([*axis_names(26), "y"]))
         self.axes: dict[str, Expr] = {}
         self.params: dict[Value, Value] = {}
@@ -127,13 +127,34 @@ class _Maker:
              fill: float | int | bool = 0) -> Value:
         """An element of a tensor, or the number that a scalar operand is."""
         if isinstance(value.type, TensorType):
+            through = self.through(value, subs, mask, fill)
+            if through is not None:
+                return through
             return self.one(loop.Load(self.param(value), tuple(subs), mask, fill), "t")
         if isinstance(value.type, IndexType) and is_size(value.name):
             return self.one(IndexValue(sym(value.name)))
-        if value not in self.scalars:
+        op = self.made.get(value)
+        if not isinstance(op, Const | Map | Cast | IndexValue):
             raise LoweringError(f"{value.name}: {value.type} is no tensor, constant or size")
-        op = self.scalars[value]
         return self.one(replace(op.map({v: self.load(v, ()) for v in op.operands()}), results=()))
+
+    def through(self, value: Value, subs: Sequence[Sub], mask: Grid,
+                fill: float | int | bool) -> Value | None:
+        """The element, read through a widening cast or an index, which cost nothing here."""
+        match self.made.get(value):
+            case Cast(x, dtype) if dtype_of(x.type).bits < dtype.bits and not (mask and fill != 0):
+                return self.one(Cast(self.load(x, subs, mask), dtype))
+            case Index() as op if all(isinstance(s, Expr) for s in subs):
+                if op.mask and mask and repr(op.fill) != repr(fill):
+                    return None
+                at = {a: s for a, s in zip(op.axes, subs, strict=True) if isinstance(s, Expr)}
+                inner = [self.index(e.subs(at)) for e in op.subs]
+                more = tuple(self.index(e.subs(at)) for e in op.mask)
+                return self.load(op.x, inner, (*mask, *more), op.fill if op.mask else fill)
+        return None
+
+    def index(self, e: Expr) -> Expr:
+        return e.simplify({a: (0, n - 1) for a, n in self.axes.items()})
 
     def store(self, value: Value, like: TensorType, subs: Sequence[Sub]) -> None:
         """Store into the one output, which is made on the first call."""
@@ -157,9 +178,8 @@ def _elementwise(m: _Maker, op: Map | Cast) -> None:
 def _index(m: _Maker, op: Index) -> None:
     grid = m.grid(op.shape)
     at = dict(zip(op.axes, grid, strict=True))
-    bounds = {a: (0, n - 1) for a, n in m.axes.items()}
-    subs = [e.subs(at).simplify(bounds) for e in op.subs]
-    mask = tuple(e.subs(at).simplify(bounds) for e in op.mask)
+    subs = [m.index(e.subs(at)) for e in op.subs]
+    mask = tuple(m.index(e.subs(at)) for e in op.mask)
     m.store(m.load(op.x, subs, mask, op.fill), _result(op), grid)
 
 

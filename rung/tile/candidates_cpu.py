@@ -17,13 +17,14 @@ from rung.core.types import TensorType, axes_of
 from rung.loop import ir as loop
 from rung.tile.mapping import AxisLine, Carry, Place
 from rung.tile.mapping import Mapping as TileMapping
-from rung.tile.price import known, stride
+from rung.tile.price import known, nest_of, stride
 
 # Register tiles (rows, vectors): for 32 and 16 registers, and where the reduced axis is vectorised.
 WIDE = ((14, 2), (8, 3), (6, 4), (4, 4), (2, 8), (1, 8), (1, 4), (1, 1))
 NARROW = ((6, 2), (4, 3), (4, 2), (2, 4), (1, 8), (1, 4), (1, 1))
 REDUCED = ((4, 6), (6, 4), (2, 6), (1, 8), (1, 4), (4, 2), (1, 1))
 SHARE = 1 << 15  # points of work under which threads are not worth starting
+BLOCK = 256  # elements of a contraction's axis between which the state waits in the output
 KEEP = 1 << 18  # bytes that a kept value may take
 
 
@@ -39,7 +40,7 @@ class Shape:
 
     @property
     def points(self) -> int:
-        return max((_product(self.sizes, loop.op_axes(op)) for op in self.kernel.body.ops),
+        return max((_product(self.sizes, nest_of(op)) for op in self.kernel.body.ops),
                    default=1)
 
 
@@ -58,10 +59,10 @@ def candidates(kernel: Func, machine: Machine, hints: Mapping[str, int]
 def _shape(kernel: Func, hints: Mapping[str, int]) -> Shape:
     sizes = {a: max(1, known(e, hints)) for a, e in loop.extents_of(kernel).items()}
     ops = kernel.body.ops
-    stored = [a for op in ops if isinstance(op, loop.Store) for a in loop.op_axes(op)]
+    stored = [a for op in ops if isinstance(op, loop.Store) for a in nest_of(op)]
     folded = [op.axis for op in ops if isinstance(op, loop.Fold | loop.Contract)]
     mains = [op for op in ops if isinstance(op, loop.Contract)]
-    main = max(mains, key=lambda op: _product(sizes, loop.op_axes(op)), default=None)
+    main = max(mains, key=lambda op: _product(sizes, nest_of(op)), default=None)
     return Shape(kernel, sizes, tuple(dict.fromkeys(stored)), tuple(dict.fromkeys(folded)), main)
 
 
@@ -77,7 +78,7 @@ def _vector_sets(shape: Shape, machine: Machine) -> Iterator[dict[str, int]]:
     """Sets of axes to vectorise, with their lanes: greedy by weight, and with each axis first."""
     weights = _weights(shape)
     ranked = sorted((a for a in weights if shape.sizes[a] > 1), key=lambda a: -weights[a])
-    nests = [set(loop.op_axes(op)) for op in shape.kernel.body.ops]
+    nests = [set(nest_of(op)) for op in shape.kernel.body.ops]
     seen = set()
     for first in ranked[:2] or [""]:
         chosen: list[str] = []
@@ -95,8 +96,8 @@ def _weights(shape: Shape) -> dict[str, float]:
     weights: dict[str, float] = {}
     for op in shape.kernel.body.ops:
         if isinstance(op, loop.Load | loop.Store):
-            box = _product(shape.sizes, loop.op_axes(op))
-            for axis in loop.op_axes(op):
+            box = _product(shape.sizes, nest_of(op))
+            for axis in nest_of(op):
                 if stride(op, axis) == 1:
                     bonus = 1.2 if axis in shape.free else 1.0
                     weights[axis] = weights.get(axis, 0) + box * bonus
@@ -107,16 +108,17 @@ def _weights(shape: Shape) -> dict[str, float]:
 def _axis_lines(shape: Shape, vectors: dict[str, int], machine: Machine
                 ) -> Iterator[tuple[AxisLine, ...]]:
     for tile in _tiles(shape, vectors, machine):
-        for shared in _shared(shape, vectors):
+        for shared in _shared(shape, machine.cores):
             for order in _orders(shape, vectors):
-                yield _lines(shape, vectors, tile, shared, order)
+                for teams in (0, machine.cores) if shared and _known(shape, shared) else (0,):
+                    yield _lines(shape, vectors, tile, shared, order, teams)
             if shape.reduced and _few_rows(shape, vectors):
                 yield from _column_first(shape, vectors, tile, shared, machine.cores)
 
 
 def _few_rows(shape: Shape, vectors: dict[str, int]) -> bool:
     """Whether no contraction needs a register tile of several rows."""
-    rows = loop.op_axes(shape.main) if shape.main else ()
+    rows = nest_of(shape.main) if shape.main else ()
     return all(shape.sizes[a] <= 2 for a in rows if a not in vectors and a != (
         shape.main.axis if shape.main else ""))
 
@@ -137,7 +139,7 @@ def _tiles(shape: Shape, vectors: dict[str, int], machine: Machine) -> Iterator[
         for first in list(vectors)[:1]:
             yield from ({first: n} for n in (2, 4) if _fits(shape, first, vectors, n))
         return
-    free = [a for a in loop.op_axes(shape.main) if a != shape.main.axis]
+    free = [a for a in nest_of(shape.main) if a != shape.main.axis]
     free.sort(key=lambda a: -shape.sizes[a])
     wide = [a for a in free if a in vectors]
     rows = [a for a in free if a not in vectors]
@@ -167,25 +169,35 @@ def _fits(shape: Shape, axis: str, vectors: dict[str, int], copies: int) -> bool
     return copies == 1 or shape.sizes[axis] >= vectors.get(axis, 1) * copies
 
 
-def _shared(shape: Shape, vectors: dict[str, int]) -> Iterator[str | None]:
+def _shared(shape: Shape, cores: int) -> Iterator[str | None]:
     """The axis that cores share: one that no fold runs over."""
-    if shape.points < SHARE:
+    if shape.points < SHARE or cores == 1:
         yield None
         return
     able = [a for a in shape.free if a not in shape.reduced and shape.sizes[a] > 1]
-    nests = [set(loop.op_axes(op)) for op in shape.kernel.body.ops
+    nests = [set(nest_of(op)) for op in shape.kernel.body.ops
              if isinstance(op, loop.Fold | loop.Contract | loop.Store)]
     everywhere = [a for a in able if all(a in n for n in nests)]
     best: list[str | None] = [*(everywhere or able)]
     yield from best[:2] or [None]
 
 
+def _known(shape: Shape, axis: str) -> bool:
+    """Whether a contraction's axis can be cut into one part for each core beforehand."""
+    extent = loop.extents_of(shape.kernel)[axis].const_value
+    return shape.main is not None and extent is not None
+
+
 def _lines(shape: Shape, vectors: dict[str, int], tile: dict[str, int], shared: str | None,
-           order: list[str]) -> tuple[AxisLine, ...]:
+           order: list[str], teams: int) -> tuple[AxisLine, ...]:
+    """`teams` cores take a part each, so that loops outside of the axis's own run in each."""
     lines = []
     for axis in order:
-        level = "core" if axis == shared else "seq" if axis in shape.reduced else "l1"
-        lines.append(AxisLine(axis, ((level, None), *_inside(axis, vectors, tile))))
+        level = "seq" if axis in shape.reduced else "l1"
+        loops: tuple[tuple[str, int | None], ...] = ((level, None),)
+        if axis == shared:
+            loops = (("core", teams), *loops) if teams else (("core", None),)
+        lines.append(AxisLine(axis, (*loops, *_inside(axis, vectors, tile))))
     return tuple(lines)
 
 
@@ -300,7 +312,8 @@ def _blocked(shape: Shape, base: TileMapping) -> Iterator[TileMapping]:
     line = base.axis(main.axis)
     if store is None or line is None:
         return
-    split = AxisLine(main.axis, (("l3", None), ("seq", 256), *line.splits[1:]))
+    unit = _product(dict(line.splits[1:]), tuple(n for n, _ in line.splits[1:]))  # type: ignore[arg-type]
+    split = AxisLine(main.axis, (("l3", None), ("seq", max(1, BLOCK // unit)), *line.splits[1:]))
     axes = tuple(split if x.axis == main.axis else x for x in base.axes)
     pack = _pack(shape, base)
     for places in ((), pack) if pack else ((),):

@@ -11,17 +11,18 @@ from typing import TYPE_CHECKING
 
 from rung.core.errors import LoweringError, MappingError
 from rung.core.expr import Expr, sym
-from rung.core.machine import Machine
+from rung.core.machine import GRID, THREAD, Machine
 from rung.core.op import Block, Func, Op, Value
-from rung.core.ops import Cast, Const, IndexValue, Map
-from rung.core.scalar import MONOIDS
+from rung.core.ops import Cast, Const, IndexValue, Map, Sub
 from rung.core.text import LANE
 from rung.core.types import ArrayType, DType, VecType, axes_of, dtype_of
-from rung.kernel.ir import Alloc, Combine, Fill, If, KernelIndex, Load, Store
+from rung.kernel.intrinsics import INTRINSICS
+from rung.kernel.ir import Alloc, Apply, Combine, Fill, If, KernelIndex, Load, Store, Yield
 from rung.loop import ir as loop
-from rung.loop.carriers import CARRIERS
+from rung.tile.folds import absent, identities, is_fma, merge, step
 from rung.tile.mapping import Mapping, Place
-from rung.tile.nest import Nest, Split
+from rung.tile.nest import Nest, Split, Spot
+from rung.tile.stage import Tile, placed_buffer
 
 if TYPE_CHECKING:
     from rung.tile.to_kernel import Scope, Stmt
@@ -49,6 +50,9 @@ class Leaf:
         self.arrays: dict[Value, Stored] = {}
         self.bounds: dict[str, tuple[int | Expr, int | Expr | None]] = {}
         self.waiting: set[Op] = set()  # folds with a state in arrays that is not final
+        self.tiles: dict[Op, Tile] = {}  # of placed buffers, at this step
+        self.atoms = {u.contraction: u.atom for u in mapping.uses
+                      if INTRINSICS[u.atom].depth > 1}
 
     # ---- state of running folds, as the walk threads it through loops and branches
     def state(self, stmts: Sequence[Stmt]) -> tuple[Value, ...]:
@@ -80,46 +84,41 @@ class Leaf:
         return {a for state in op.results for a in axes_of(state.type)}
 
     def _accumulators(self) -> str:
-        spaces = [s.name for s in self.machine.spaces if s.bytes <= 1 << 17]
-        return "acc" if "acc" in spaces else spaces[0]
+        return "acc" if self.machine.space("acc") else self.machine.spaces[0].name
 
     def _initial(self, stmt: Stmt, scope: Scope) -> tuple[Value, ...]:
         op, out = stmt.op, []
         for state, value in zip(op.results, identities(op), strict=True):
             family = self._family(state, stmt.folds, scope)
-            fill = scope.builder.one(Fill(value, (family,)), state.name)
-            if stmt.carried:
-                fill = self._resume(stmt, state, fill, family, scope)
-            out.append(fill)
+            out.append(scope.builder.one(Fill(value, (family,)), state.name))
         return tuple(out)
 
     def _family(self, state: Value, axis: str, scope: Scope) -> VecType:
         """The register family of an accumulator: its free splits and the reduced parallel ones."""
-        axes = (*axes_of(state.type), axis)
-        spots = [scope.env[a] if a != axis else self.nest.full(a, Expr.of(0)) for a in axes]
-        lanes = {s.lanes for s in spots} - {1}
+        return self._over(state, axis, scope, self.nest.full(axis, Expr.of(0)))
+
+    def _over(self, state: Value, axis: str, scope: Scope, reduced: Spot) -> VecType:
+        """The family of a state at a leaf; an instruction sums over the reduced axis by itself."""
+        spots = [scope.env[a] for a in axes_of(state.type)]
+        spots += [] if state.name in self.atoms else [reduced]
         if sum(s.lanes > 1 for s in spots) > 1:
             raise MappingError(f"illegal: {state.name} varies over two vectorised axes")
         unroll = tuple((u.name, u.count) for s in spots for u in s.units)
-        return VecType(dtype_of(state.type), max(lanes, default=1), unroll)
+        return VecType(dtype_of(state.type), max((s.lanes for s in spots), default=1), unroll)
 
-    def _resume(self, stmt: Stmt, state: Value, fill: Value, family: VecType,
-                scope: Scope) -> Value:
-        """The state that waited in the carry buffer, or the identity in the first outer step."""
-        b = scope.builder
-        base = scope.env[stmt.folds].base
+    def _resumed(self, stmt: Stmt, state: Value, made: Value, scope: Scope) -> Value:
+        """What this outer step made, added to what waited in the carry buffer before it."""
+        b, base = scope.builder, scope.env[stmt.folds].base
         if base.is_const(0):
-            return fill
+            return made
         store = self._carry_store(state)
         then, other = b.inner(), b.inner()
-        old = self._access(store.subs, store.mask, scope.inside(then))
-        lanes, unroll = old.lanes, old.unroll
-        kept = then.one(Load(store.buf, old.subs, old.mask, 0, lanes, unroll), state.name)
-        from rung.kernel.ir import Yield
-
-        then.add(Yield((kept,)))
-        other.add(Yield((fill,)))
-        return b.one(If((base - 1,), then.block(), other.block(), (family,)), state.name)
+        a = self._access(store.subs, store.mask, scope.inside(then))
+        old = then.one(Load(store.buf, a.subs, a.mask, 0, a.lanes, a.unroll), "t")
+        both = merge(then, stmt.op, (made,), (old,))
+        then.add(Yield(both))
+        other.add(Yield((made,)))
+        return b.one(If((base - 1,), then.block(), other.block(), types=(made.type,)), state.name)
 
     def _carry_store(self, state: Value) -> loop.Store:
         name = self.mapping.carried(state.name)
@@ -134,8 +133,9 @@ class Leaf:
         self.waiting.discard(op)
         state = self.running.pop(op)
         if state:
-            whole = self.nest.full(stmt.folds, Expr.of(0))
-            out = self._collapse(op, state, [u.name for u in whole.units], whole.lanes, scope)
+            out = self._collapse(op, state, self.nest.full(stmt.folds, Expr.of(0)), scope)
+            if stmt.carried:
+                out = (self._resumed(stmt, op.results[0], out[0], scope),)
             self._settle(op, out, scope)
 
     def _settle(self, op: Op, values: Sequence[Value], scope: Scope) -> None:
@@ -145,17 +145,20 @@ class Leaf:
             if r in self.arrays:
                 self._put(r, v, scope)
 
-    def _collapse(self, op: Op, state: Sequence[Value], units: Sequence[str], lanes: int,
-                  scope: Scope) -> tuple[Value, ...]:
+    def _collapse(self, op: Op, state: Sequence[Value], spot: Spot, scope: Scope
+                  ) -> tuple[Value, ...]:
+        """One state of those of all copies, lanes and threads of the reduced axis."""
         b = scope.builder
-        axes = [*units, *([LANE] if lanes > 1 else [])]
-        if not axes:
+        if not spot.units and not spot.threads and spot.lanes == 1:
             return tuple(state)
 
         def over(monoid: str, x: Value) -> Value:
-            for axis in axes:
-                if axis == LANE or axis in dict(getattr(x.type, "unroll", ())):
-                    x = b.one(Combine(monoid, x, axis), x.name)
+            t = x.type
+            assert isinstance(t, VecType)
+            axes = [u.name for u in spot.units if u.name in dict(t.unroll)]
+            axes += [LANE] if spot.lanes > 1 and op.results[0].name not in self.atoms else []
+            for axis in (*axes, *(u.name for u in spot.threads if u.count > 1)):
+                x = b.one(Combine(monoid, x, axis), x.name)
             return x
 
         if isinstance(op, loop.Contract):
@@ -239,11 +242,15 @@ class Leaf:
             self._put(state, scope.builder.one(Fill(number, (family,)), state.name), scope)
 
     def _put(self, value: Value, computed: Value, scope: Scope) -> None:
-        stored = self.arrays[value]
-        access = self._shape_of(self._where(stored, scope), (), scope, axes_of(value.type))
-        scope.builder.add(Store(stored.array, access.subs, computed, (), access.lanes,
+        stored, axes = self.arrays[value], axes_of(value.type)
+        access = self._shape_of(self._where(stored, scope), self._once(axes, (THREAD,)), scope, axes)
+        scope.builder.add(Store(stored.array, access.subs, computed, access.mask, access.lanes,
                                 access.unroll))
         scope.memo[value] = computed
+
+    def _once(self, axes: Sequence[str], kinds: Sequence[str]) -> list[Expr]:
+        """Masks that leave one of the threads (and blocks) that all have the same value."""
+        return [-sym(s.var) for s in self.nest.launch if s.kind in kinds and s.axis not in axes]
 
     def _store(self, stmt: Stmt, op: loop.Store, scope: Scope) -> None:
         last = self._last_step(stmt, scope)
@@ -267,53 +274,86 @@ class Leaf:
         return None
 
     def _write(self, op: loop.Store, value: Value, scope: Scope) -> None:
-        access = self._access(op.subs, op.mask, scope)
-        scope.builder.add(Store(op.buf, access.subs, value, access.mask, access.lanes,
-                                access.unroll))
+        once = self._once(loop.op_axes(op), (GRID, THREAD))
+        a = self._access(op.subs, op.mask, scope, self.tiles.get(op), once)
+        buf = self.tiles[op].array if op in self.tiles else op.buf
+        scope.builder.add(Store(buf, a.subs, value, a.mask, a.lanes, a.unroll))
 
     def _fold(self, stmt: Stmt, scope: Scope) -> None:
         op = stmt.op
         inputs = self._inputs(stmt, scope)
-        if op in self.running and self.running[op]:
-            self.running[op] = step(scope, op, self.running[op], inputs)
-            return
         spot = scope.env[stmt.folds]
-        start = [scope.builder.one(Fill(v, (self._leaf_family(r, stmt.folds, scope),)), r.name)
+        if op in self.running and self.running[op]:
+            self.running[op] = self._step(op, self.running[op], inputs, spot, scope)
+            return
+        stored = op in self.waiting
+        if op.results[0].name in self.atoms and stored:  # goes on from the array's state
+            old = tuple(self._get(r, scope) for r in op.results)
+            self._keep(op, self._step(op, old, inputs, spot, scope), scope)
+            return
+        start = [scope.builder.one(Fill(v, (self._over(r, stmt.folds, scope, spot),)), r.name)
                  for r, v in zip(op.results, identities(op), strict=True)]
-        state = step(scope, op, tuple(start), inputs)
-        state = self._collapse(op, state, [u.name for u in spot.units], spot.lanes, scope)
-        if op not in self.waiting:
+        state = self._step(op, tuple(start), inputs, spot, scope)
+        state = self._collapse(op, state, spot, scope)
+        if not stored:
             self._settle(op, state, scope)
             return
-        old = [self._get(r, scope) for r in op.results]
-        for r, v in zip(op.results, merge(scope, op, old, state), strict=True):
+        old = tuple(self._get(r, scope) for r in op.results)
+        self._keep(op, merge(scope.builder, op, old, state), scope)
+
+    def _keep(self, op: Op, state: Sequence[Value], scope: Scope) -> None:
+        """Write an unfinished state back to its arrays."""
+        for r, v in zip(op.results, state, strict=True):
             self._put(r, v, scope)
             del scope.memo[r]
 
-    def _leaf_family(self, state: Value, axis: str, scope: Scope) -> VecType:
-        spots = [scope.env[a] for a in (*axes_of(state.type), axis)]
-        if sum(s.lanes > 1 for s in spots) > 1:
-            raise MappingError(f"illegal: {state.name} varies over two vectorised axes")
-        unroll = tuple((u.name, u.count) for s in spots for u in s.units)
-        return VecType(dtype_of(state.type), max(s.lanes for s in spots), unroll)
+    def _step(self, op: Op, state: tuple[Value, ...], xs: Sequence[Value], spot: Spot,
+              scope: Scope) -> tuple[Value, ...]:
+        atom = self.atoms.get(op.results[0].name)
+        if atom is None:
+            return step(scope.builder, op, state, xs)
+        (unit,) = spot.units
+        return (scope.builder.one(Apply(atom, state[0], xs[0], xs[1], unit.name), state[0].name),)
 
     def _inputs(self, stmt: Stmt, scope: Scope) -> list[Value]:
         """What a fold's step reads; lanes and copies beyond the extent become the identity."""
-        op, b = stmt.op, scope.builder
-        values = [self.value(v, scope) for v in op.args]  # type: ignore[attr-defined]
-        spot = scope.env[stmt.folds]
-        if isinstance(op, loop.Contract) and (spot.partial or not _is_fma(op)):
+        op, b, axis = stmt.op, scope.builder, stmt.folds
+        args: tuple[Value, ...] = op.args  # type: ignore[attr-defined]
+        values = [self.value(v, scope) for v in args]
+        partial = scope.env[axis].partial
+        if is_fma(op):
+            return [self._inside(v, 0.0, axis, scope) if partial and not self.zero(x, axis)
+                    else v for v, x in zip(values, args, strict=True)]
+        if isinstance(op, loop.Contract):
             values = [b.one(Map(op.product, tuple(values)), "p")]
-        if not spot.partial:
+        if not partial:
             return values
-        left = self.nest.extents[stmt.folds] - 1 - spot.index
-        shape = self._shape_of((left,), (), scope, (stmt.folds,))
+        return [v if n is None else self._inside(v, n, axis, scope)
+                for v, n in zip(values, absent(op), strict=True)]
+
+    def _inside(self, v: Value, neutral: float | int | bool, axis: str, scope: Scope) -> Value:
+        """`v` up to the end of the axis, `neutral` beyond."""
+        b = scope.builder
+        left = self.nest.extents[axis] - 1 - scope.env[axis].index
+        shape = self._shape_of((left,), (), scope, (axis,))
         at = b.one(KernelIndex(left, shape.lanes, shape.unroll), "left")
         inside = b.one(Map("ge", (at, b.one(Const(0, dtype_of(at.type))))), "inside")
-        neutral = absent(op)
-        return [v if n is None else
-                b.one(Map("where", (inside, v, b.one(Const(n, dtype_of(v.type))))), v.name)
-                for v, n in zip(values, neutral, strict=True)]
+        return b.one(Map("where", (inside, v, b.one(Const(neutral, dtype_of(v.type))))), v.name)
+
+    def zero(self, v: Value, axis: str) -> bool:
+        """Whether `v` is 0 beyond the extent of an axis: masked loads are, and what keeps 0."""
+        op = self.defs.get(v)
+        if v in self.arrays and not self.nest.masked:
+            return False  # a copy that no element needs is not computed
+        match op:
+            case loop.Load():
+                return op.fill == 0 and axis in loop.free_axes(op.subs, op.mask)
+            case Map() if op.fn in ("add", "sub", "mul", "neg", "relu", "max", "min", "abs"):
+                return all(self.zero(x, axis) for x in op.args)
+            case Cast():
+                return self.zero(op.x, axis)
+            case _:
+                return False
 
     # ---- values
     def value(self, v: Value, scope: Scope) -> Value:
@@ -334,8 +374,10 @@ class Leaf:
         op, b = self.defs[v], scope.builder
         match op:
             case loop.Load():
-                a = self._access(op.subs, op.mask, scope)
-                return b.one(Load(op.buf, a.subs, a.mask, op.fill, a.lanes, a.unroll), "t")
+                made = self.tiles.get(op)
+                a = self._access(op.subs, op.mask, scope, made)
+                buf = made.array if made else op.buf
+                return b.one(Load(buf, a.subs, a.mask, op.fill, a.lanes, a.unroll), "t")
             case IndexValue():
                 a = self._access((op.expr,), (), scope)
                 (expr,) = a.subs
@@ -353,22 +395,27 @@ class Leaf:
     class Access:
         """Subscripts and mask at a leaf, with the lanes and unrolled axes that they run over."""
 
-        subs: tuple[Expr | Value, ...]
+        subs: tuple[Sub, ...]
         mask: tuple[Expr, ...]
         lanes: int
         unroll: tuple[tuple[str, int], ...]
 
-    def _access(self, subs: Iterable[Expr | Value], mask: Iterable[Expr], scope: Scope) -> Access:
+    def _access(self, subs: Iterable[Sub], mask: Iterable[Expr], scope: Scope,
+                made: Tile | None = None, once: Iterable[Expr] = ()) -> Access:
+        """Subscripts at this leaf, of the buffer or of its tile, with the masks that they need."""
         subs = tuple(subs)
         axes = loop.free_axes(subs, mask)
         at = {a: scope.env[a].index for a in axes}
-        places = [self.value(s, scope) if isinstance(s, Value) else self._tidy(s.subs(at))
-                  for s in subs]
-        conds = [self._tidy(m.subs(at)) for m in mask]
-        conds += [self.nest.extents[a] - 1 - at[a] for a in axes if scope.env[a].partial]
+        places: list[Sub] = [s if isinstance(s, Value) else s.subs(at) for s in subs]
+        if made is not None:
+            places = made.local(places)
+        places = [self.value(s, scope) if isinstance(s, Value) else self._tidy(s) for s in places]
+        conds = [*once, *(self._tidy(m.subs(at)) for m in mask)]
+        kept = [a for a in axes if scope.env[a].partial and not (made and a in made.form.exact)]
+        conds += [self.nest.extents[a] - 1 - at[a] for a in kept]
         return self._shape_of(places, conds, scope, axes)
 
-    def _shape_of(self, subs: Iterable[Expr | Value], mask: Iterable[Expr], scope: Scope,
+    def _shape_of(self, subs: Iterable[Sub], mask: Iterable[Expr], scope: Scope,
                   axes: Iterable[str]) -> Access:
         subs, mask = tuple(subs), tuple(mask)
         used = {s for e in (*subs, *mask) if isinstance(e, Expr) for s in e.symbols()}
@@ -409,46 +456,8 @@ class Leaf:
         op = self.defs.get(v)
         if op is None:
             return True
+        if placed_buffer(op, self.mapping) and op not in self.tiles:
+            return False
         if isinstance(op, loop.Fold | loop.Contract):
             return v in self.arrays and op not in self.waiting
         return all(self._ready(x, scope) for x in op.operands())
-
-
-def identities(op: Op) -> tuple[float | int | bool, ...]:
-    """What each state of a fold starts from."""
-    if isinstance(op, loop.Contract):
-        return (MONOIDS[op.combine].identity(op.acc),)
-    assert isinstance(op, loop.Fold)
-    return op.rule.init(op.acc)
-
-
-def absent(op: Op) -> tuple[float | int | bool | None, ...]:
-    """For each input of a step, the number that leaves the state as it is (None: any)."""
-    if isinstance(op, loop.Contract):
-        return (MONOIDS[op.combine].identity(op.acc),)
-    assert isinstance(op, loop.Fold)
-    return (op.rule.init(op.acc)[0], *([0.0] * (op.rule.inputs - 1)))
-
-
-def _is_fma(op: loop.Contract) -> bool:
-    return op.combine == "add" and op.product == "mul" and op.acc.is_float
-
-
-def step(scope: Scope, op: Op, state: tuple[Value, ...], xs: Sequence[Value]) -> tuple[Value, ...]:
-    """The state after one more element (or family of elements)."""
-    b = scope.builder
-    if isinstance(op, loop.Contract):
-        if len(xs) == 2:
-            return (b.one(Map("fma", (xs[0], xs[1], state[0])), state[0].name),)
-        return (b.one(Map(MONOIDS[op.combine].combine, (state[0], xs[0])), state[0].name),)
-    assert isinstance(op, loop.Fold)
-    return op.rule.step(b, state, xs)
-
-
-def merge(scope: Scope, op: Op, left: Sequence[Value], right: Sequence[Value]
-          ) -> tuple[Value, ...]:
-    """Two states as one."""
-    rule = CARRIERS[op.combine] if isinstance(op, loop.Contract) else op.rule  # type: ignore[attr-defined]
-    return rule.merge(scope.builder, left, right)
-
-

@@ -8,7 +8,8 @@
       carry mm in y
 
 Loops nest by level, and within a level in the order of the axis lines. A size counts steps of its
-level; one `*` takes what is left.
+level; one `*` takes what is left. Thread levels run in lockstep and may stand anywhere in a line:
+`j: seq *, thread 256, reg 4` gives neighbouring threads neighbouring elements.
 """
 
 from __future__ import annotations
@@ -78,6 +79,51 @@ class Use:
 
 
 @dataclass(frozen=True)
+class Combine:
+    """On which levels the parallel parts of a fold are collapsed, on chip."""
+
+    fold: str
+    levels: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"combine {self.fold} by {', '.join(self.levels)}"
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Groups of warps (or queues) with tasks of their own: (name, how many, registers)."""
+
+    roles: tuple[tuple[str, int, int], ...]
+
+    def __str__(self) -> str:
+        return "roles " + ", ".join(f"{name} x{count} regs {regs}"
+                                    for name, count, regs in self.roles)
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Iteration j + `distance` of `first` is issued before iteration j of `second`."""
+
+    first: str
+    second: str
+    distance: int
+
+    def __str__(self) -> str:
+        return f"overlap {self.first} with {self.second} distance {self.distance}"
+
+
+@dataclass(frozen=True)
+class Order:
+    """In which order blocks run: flat, persistent (raster in groups), or longest first."""
+
+    kind: str
+    group: int = 0
+
+    def __str__(self) -> str:
+        return f"order {self.kind}" + (f" raster {self.group}" if self.group else "")
+
+
+@dataclass(frozen=True)
 class Mapping:
     """One launch of one kernel on one machine."""
 
@@ -87,15 +133,21 @@ class Mapping:
     places: tuple[Place, ...] = ()
     carries: tuple[Carry, ...] = ()
     uses: tuple[Use, ...] = ()
+    combines: tuple[Combine, ...] = ()
+    roles: tuple[Roles, ...] = ()
+    overlaps: tuple[Overlap, ...] = ()
+    orders: tuple[Order, ...] = ()
 
     def __str__(self) -> str:
-        lines = (*self.axes, *self.places, *self.carries, *self.uses)
+        lines = (*self.axes, *self.places, *self.carries, *self.uses, *self.combines, *self.roles,
+                 *self.overlaps, *self.orders)
         return "\n".join([f"map {self.kernel} on {self.machine}", *(f"  {x}" for x in lines)])
 
     def names(self) -> frozenset[str]:
         """Values that the mapping speaks of, which text must keep by name."""
         placed = {v for p in self.places for v in p.values}
-        return frozenset(placed | {c.fold for c in self.carries} |
+        overlapped = {v for o in self.overlaps for v in (o.first, o.second)}
+        return frozenset(placed | overlapped | {c.fold for c in (*self.carries, *self.combines)} |
                          {u.contraction for u in self.uses})
 
     def implied(self, func: Func) -> bool:
@@ -112,7 +164,10 @@ class Mapping:
             tuple(replace(p, values=tuple(map(new, p.values)), axis=new(p.axis),
                           panel=p.panel and (new(p.panel[0]), p.panel[1])) for p in self.places),
             tuple(Carry(new(c.fold), new(c.buffer)) for c in self.carries),
-            tuple(replace(u, contraction=new(u.contraction)) for u in self.uses))
+            tuple(replace(u, contraction=new(u.contraction)) for u in self.uses),
+            tuple(replace(c, fold=new(c.fold)) for c in self.combines), self.roles,
+            tuple(replace(o, first=new(o.first), second=new(o.second)) for o in self.overlaps),
+            self.orders)
 
     def axis(self, name: str) -> AxisLine | None:
         return next((x for x in self.axes if x.axis == name), None)
@@ -130,6 +185,11 @@ _PLACE = re.compile(rf"place\s+({_NAME}(?:\s*,\s*{_NAME})*)\s+in\s+(\w+)\s+at\s+
                     rf"(?:\s+ring\s+(\d+))?(?:\s+by\s+([\w.]+))?")
 _CARRY = re.compile(rf"carry\s+({_NAME})\s+in\s+({_NAME})")
 _USE = re.compile(rf"use\s+({_NAME})\s+with\s+([\w.]+)")
+_COMBINE = re.compile(rf"combine\s+({_NAME})\s+by\s+(\w+(?:\s*,\s*\w+)*)")
+_ROLE = rf"({_NAME})\s+x(\d+)\s+regs\s+(\d+)"
+_ROLES = re.compile(rf"roles\s+({_ROLE}(?:\s*,\s*{_ROLE})*)")
+_OVERLAP = re.compile(rf"overlap\s+({_NAME})\s+with\s+({_NAME})\s+distance\s+(\d+)")
+_ORDER = re.compile(r"order\s+(flat|lpt|persistent)(?:\s+raster\s+(\d+))?")
 _AXIS = re.compile(rf"({_NAME})\s*:\s*(\w+\s+(?:\*|\d+)(?:\s*,\s*\w+\s+(?:\*|\d+))*)")
 _HEAD = re.compile(rf"map\s+({_NAME})\s+on\s+([\w.]+)")
 
@@ -141,7 +201,7 @@ def parse_mapping(text: str) -> Mapping:
     head = _HEAD.fullmatch(lines[0][1]) if lines else None
     if not head:
         raise ParseError("a mapping starts with `map KERNEL on MACHINE`", 1, 1)
-    found: dict[str, list[Any]] = {"axes": [], "places": [], "carries": [], "uses": []}
+    found: dict[str, list[Any]] = {key: [] for _, key, _ in _STATEMENTS}
     for number, line in lines[1:]:
         for pattern, key, build in _STATEMENTS:
             if match := pattern.fullmatch(line):
@@ -149,8 +209,7 @@ def parse_mapping(text: str) -> Mapping:
                 break
         else:
             raise ParseError(f"not a statement of a mapping: {line!r}", number, 1)
-    return Mapping(head[1], head[2], *(tuple(found[k]) for k in
-                                       ("axes", "places", "carries", "uses")))
+    return Mapping(head[1], head[2], **{key: tuple(items) for key, items in found.items()})
 
 
 def _axis_line(m: re.Match[str]) -> AxisLine:
@@ -169,5 +228,11 @@ _STATEMENTS: tuple[tuple[re.Pattern[str], str, Callable[[re.Match[str]], Any]], 
     (_PLACE, "places", _place),
     (_CARRY, "carries", lambda m: Carry(m[1], m[2])),
     (_USE, "uses", lambda m: Use(m[1], m[2])),
+    (_COMBINE, "combines",
+     lambda m: Combine(m[1], tuple(x.strip() for x in m[2].split(",")))),
+    (_ROLES, "roles", lambda m: Roles(tuple((name, int(count), int(regs)) for name, count, regs
+                                            in re.findall(_ROLE, m[1])))),
+    (_OVERLAP, "overlaps", lambda m: Overlap(m[1], m[2], int(m[3]))),
+    (_ORDER, "orders", lambda m: Order(m[1], int(m[2] or 0))),
     (_AXIS, "axes", _axis_line),
 )

@@ -1,19 +1,24 @@
 """The loop nest of a mapping: splits with their steps, and where an axis stands inside it.
 
 An axis of extent N with innermost block s has full blocks up to `N//s*s` and at most one ragged
-block after them; every loop of the axis is capped there, and the ragged block is emitted once.
+block after them. Its loops are capped there and the ragged block is emitted once, or, on machines
+that mask, it is one more step of the loop. Steps of a thread level run in lockstep: no loop, but a
+part of each position, wherever it stands in its axis line.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
 from rung.core.errors import MappingError
 from rung.core.expr import Expr, sym
-from rung.core.machine import SEQ, UNROLL, VECTOR, Machine
+from rung.core.machine import GRID, SEQ, THREAD, UNROLL, VECTOR, Level, Machine
 from rung.core.text import LANE
-from rung.tile.mapping import AxisLine, Mapping
+from rung.tile import mapping as tile
+
+LOOPS = (GRID, SEQ)
 
 
 @dataclass(frozen=True)
@@ -32,7 +37,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Unit:
-    """An unrolled split at a leaf: `count` copies, `step` elements apart."""
+    """A split at a leaf: `count` copies (or threads), `step` elements apart."""
 
     name: str
     count: int
@@ -43,21 +48,22 @@ class Unit:
 class Spot:
     """Where an axis stands: its block starts at `base`; `block` is None while it is whole.
 
-    `units` and `lanes` cover the block at a leaf; `partial` says that part of it lies beyond the
-    extent, so that accesses need a mask.
+    `units`, `threads` and `lanes` cover the block at a leaf; `partial` says that part of it lies
+    beyond the extent, so that accesses need a mask.
     """
 
     base: Expr
     block: int | None
     units: tuple[Unit, ...] = ()
+    threads: tuple[Unit, ...] = ()
     lanes: int = 1
     partial: bool = False
 
     @property
     def index(self) -> Expr:
-        """The position on the axis, with unrolled axes and the lane as symbols."""
+        """The position on the axis, with threads, unrolled axes and the lane as symbols."""
         total = self.base
-        for unit in self.units:
+        for unit in (*self.threads, *self.units):
             total = total + sym(unit.name) * unit.step
         return total + sym(LANE) if self.lanes > 1 else total
 
@@ -65,48 +71,65 @@ class Spot:
 class Nest:
     """All splits of a mapping for a kernel with the given extents."""
 
-    def __init__(self, extents: dict[str, Expr], mapping: Mapping, machine: Machine):
+    def __init__(self, extents: Mapping[str, Expr], mapping: tile.Mapping, machine: Machine):
         self.extents, self.machine = extents, machine
+        self.masked = machine.masked
         self.splits: dict[str, list[Split]] = {}
         known = {line.axis for line in mapping.axes}
-        lines = [*mapping.axes, *(AxisLine(a, ((self._plain(), None),))
+        lines = [*mapping.axes, *(tile.AxisLine(a, ((self._plain(), None),))
                                   for a in extents if a not in known)]
         for number, line in enumerate(lines):
             if line.axis not in extents:
                 raise MappingError(f"illegal: the kernel has no axis {line.axis}")
+            if line.axis in self.splits:
+                raise MappingError(f"illegal: two lines for axis {line.axis}")
             self.splits[line.axis] = self._axis(line, number)
-        loops = [s for splits in self.splits.values() for s in splits if s.var]
-        self.loops = sorted(loops, key=lambda s: s.order)
+        splits = sorted(self.all(), key=lambda s: s.order)
+        first = (GRID, THREAD) if machine.threaded else ()
+        self.launch = [s for s in splits if s.kind in first]
+        self.loops = [s for s in splits if s.kind in LOOPS and s not in self.launch]
+
+    def all(self) -> Iterator[Split]:
+        for splits in self.splits.values():
+            yield from splits
 
     def _plain(self) -> str:
-        return next(x.name for x in reversed(self.machine.levels) if x.kind == SEQ)
+        names = [x.name for x in reversed(self.machine.levels) if x.kind == SEQ]
+        return "seq" if "seq" in names else names[0]
 
-    def _axis(self, line: AxisLine, number: int) -> list[Split]:
-        sizes = self._sizes(line)
+    def _axis(self, line: tile.AxisLine, number: int) -> list[Split]:
+        levels = [self._level(name) for name, _ in line.splits]
+        sizes = self._sizes(line, levels)
         out = []
-        for n, (name, _) in enumerate(line.splits):
-            level = self.machine.level(name)
-            if level is None:
-                raise MappingError(f"illegal: {self.machine.name} has no level {name}")
+        for n, level in enumerate(levels):
             step = prod(s or 1 for s in sizes[n + 1:])
-            order = (self.machine.rank(name), number)
-            out.append(Split(line.axis, name, level.kind, order, sizes[n], step))
-        ranks = [s.order[0] for s in out]
+            order = (self.machine.rank(level.name), number)
+            out.append(Split(line.axis, level.name, level.kind, order, sizes[n], step))
+        ranks = [s.order[0] for s in out if s.kind != THREAD]
         if ranks != sorted(ranks):
             raise MappingError(f"illegal: the levels of {line.axis} do not nest outer to inner")
         return self._named(out)
 
-    def _sizes(self, line: AxisLine) -> list[int | None]:
-        """Sizes with a `*` behind other sizes resolved; what it absorbs must then be known."""
+    def _level(self, name: str) -> Level:
+        level = self.machine.level(name)
+        if level is None:
+            known = ", ".join(x.name for x in self.machine.levels)
+            raise MappingError(f"illegal: {self.machine.name} has no level {name}, only {known}")
+        return level
+
+    def _sizes(self, line: tile.AxisLine, levels: list[Level]) -> list[int | None]:
+        """Sizes with a `*` resolved where it is no outermost loop; the extent is then known."""
         sizes = [size for _, size in line.splits]
         extent = self.extents[line.axis].const_value
         stars = [n for n, s in enumerate(sizes) if s is None]
         if len(stars) > 1:
             raise MappingError(f"illegal: two * on axis {line.axis}")
+        if any(s is not None and s < 1 for s in sizes):
+            raise MappingError(f"illegal: a size of {line.axis} is not positive")
         rest = prod(s for s in sizes if s is not None)
-        if stars and stars[0] > 0:
+        if stars and (stars[0] > 0 or levels[0].kind not in LOOPS):
             if extent is None:
-                raise MappingError(f"illegal: only the first size of {line.axis} can be *, "
+                raise MappingError(f"illegal: only the first loop of {line.axis} can be *, "
                                    f"its extent is symbolic")
             sizes[stars[0]] = max(1, -(-extent // rest))
         if not stars and (extent is None or rest < extent):
@@ -117,27 +140,42 @@ class Nest:
     @staticmethod
     def _named(splits: list[Split]) -> list[Split]:
         """Loop variables: k for a loop over elements, kb over blocks, k0 and k1 further out."""
-        loops = [s for s in splits if s.kind not in (UNROLL, VECTOR)]
+        loops = [s for s in splits if s.kind in LOOPS]
         named = {}
         for n, s in enumerate(loops):
             last = s is loops[-1]
             name = (s.axis if s.step == 1 else f"{s.axis}b") if last else f"{s.axis}{n}"
             named[id(s)] = replace(s, var=name, innermost=last)
+        for n, s in enumerate(s for s in splits if s.kind == THREAD):
+            named[id(s)] = replace(s, var=f"{s.axis}t{n or ''}")
         return [named.get(id(s), s) for s in splits]
 
     def unit(self, axis: str) -> int:
         """Elements of the innermost block of an axis: what one step of its last loop covers."""
-        return prod(s.size or 1 for s in self.splits[axis] if not s.var)
+        return prod(s.size or 1 for s in self.splits[axis] if s.kind not in LOOPS)
+
+    def padded(self, axis: str) -> int | None:
+        """The extent rounded up to whole innermost blocks; None where it is symbolic."""
+        extent, unit = self.extents[axis].const_value, self.unit(axis)
+        return None if extent is None else -(-extent // unit) * unit
+
+    def block_at(self, axis: str, split: Split) -> int | None:
+        """Elements of the block of an axis inside one step of a loop; None while it is whole."""
+        inside = [s for s in self.splits[axis] if s.kind in LOOPS and s.order <= split.order]
+        return inside[-1].step if inside else None
 
     def start(self, axis: str) -> Spot:
         """An axis before any of its loops; one that has none is at its only block already."""
-        if any(s.var for s in self.splits[axis]):
+        if any(s.kind in LOOPS for s in self.splits[axis]):
             return Spot(Expr.of(0), None)
+        if self.masked:
+            return self.full(axis, Expr.of(0))
         return self.ragged(axis, Expr.of(0), shrink=True)
 
-    def full(self, axis: str, base: Expr, masked: bool = False) -> Spot:
-        """The innermost block at `base`, all of it inside the extent unless `masked`."""
-        return self._cover(axis, base, None, masked)
+    def full(self, axis: str, base: Expr) -> Spot:
+        """The innermost block at `base`; all inside the extent unless ragged blocks are masked."""
+        ragged = not (self.extents[axis] % self.unit(axis)).is_const(0)
+        return self._cover(axis, base, None, self.masked and ragged)
 
     def ragged(self, axis: str, base: Expr, shrink: bool) -> Spot:
         """The last block; with a known remainder and `shrink`, only the copies that it needs."""
@@ -146,21 +184,21 @@ class Nest:
                            left is None or left < self.unit(axis))
 
     def _cover(self, axis: str, base: Expr, left: int | None, partial: bool) -> Spot:
-        units, lanes, covered = [], 1, 1
+        units, threads, lanes, covered = [], [], 1, 1
         for s in self.splits[axis]:
-            if s.var:
-                continue
             if s.kind == VECTOR:
                 lanes, covered = s.size or 1, covered * (s.size or 1)
-                continue
-            count = s.size or 1
-            if left is not None:
-                count = max(1, min(count, -(-left // s.step)))
-            if count > 1:
-                units.append(Unit(f"{axis}{'uvw'[len(units)]}{count}", count, s.step))
-            covered *= count
-            left = left if left is not None and count == 1 else None
-        extent = self.extents[axis]
-        exact = (extent - base).const_value
+            elif s.kind == THREAD:
+                threads.append(Unit(s.var, s.size or 1, s.step))
+                covered *= s.size or 1
+            elif s.kind == UNROLL:
+                count = s.size or 1
+                if left is not None:
+                    count = max(1, min(count, -(-left // s.step)))
+                if count > 1:
+                    units.append(Unit(f"{axis}{'uvw'[len(units)]}{count}", count, s.step))
+                covered *= count
+                left = left if left is not None and count == 1 else None
+        exact = (self.extents[axis] - base).const_value
         mask = partial and not (exact is not None and exact == covered)
-        return Spot(base, self.unit(axis), tuple(units), lanes, mask)
+        return Spot(base, self.unit(axis), tuple(units), tuple(threads), lanes, mask)

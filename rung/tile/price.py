@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
 from math import ceil, prod
 
 from rung.core.expr import Expr
@@ -98,7 +100,7 @@ class _Pricing:
 
     def _statement(self, op: Op) -> float:
         """Vector operations of one statement over its whole nest."""
-        axes = loop.op_axes(op)
+        axes = nest_of(op)
         steps = prod(self._trips(s.axis, s.step, s.size) for n, s in enumerate(self.nest.loops)
                      if s.axis in axes or n < self._around(op))
         inside = sum(self._leaf(x) for x in self._needs(op))
@@ -127,7 +129,7 @@ class _Pricing:
         return prod(self.units[a] for a in axes)
 
     def _leaf(self, op: Op) -> float:
-        axes = loop.op_axes(op)
+        axes = nest_of(op)
         count = self._vectors(axes)
         match op:
             case loop.Load():
@@ -146,14 +148,14 @@ class _Pricing:
 
     def _access(self, op: loop.Load | loop.Store) -> float:
         """Cost of one load or store: scattered lanes go one by one."""
-        wide = [a for a in loop.op_axes(op) if self.lanes[a] > 1]
+        wide = [a for a in nest_of(op) if self.lanes[a] > 1]
         if not wide:
             return 0.5
         strided = any(stride(op, a) != 1 for a in wide)
         return float(self.lanes[wide[0]]) if strided else 0.7
 
     def _own(self, op: Op) -> float:
-        count = self._vectors(loop.op_axes(op))
+        count = self._vectors(nest_of(op))
         if isinstance(op, loop.Store):
             return count * self._access(op)
         if isinstance(op, loop.Contract):
@@ -172,12 +174,12 @@ class _Pricing:
         """Seconds that each memory behind a cache needs."""
         spaces = self.machine.spaces
         depths = range(len(self.nest.loops) + 1)
-        for cache, behind in zip(spaces, spaces[1:], strict=False):
+        for cache, behind in pairwise(spaces):
             fits = next((d for d in depths if self._footprint(d) <= 1.5 * cache.bytes), depths[-1])
             trips = prod(self._trips(s.axis, s.step, s.size) for s in self.nest.loops[:fits])
             waste = behind is not spaces[1]  # the nearest cache serves any line equally well
-            moved = sum(self._bytes(x, fits) * (self._derate(x, behind is spaces[-1]) if waste
-                                                else 1) for x in self.accesses) * trips
+            moved = trips * sum(self._bytes(x, fits) * (self._derate(x) if waste else 1)
+                                for x in self.accesses)
             shared = cores if behind.owner else 1 + (cores - 1) * 0.8
             yield behind.name, moved / behind.rate / shared
 
@@ -188,14 +190,14 @@ class _Pricing:
 
     def _bytes(self, op: loop.Load | loop.Store, depth: int) -> float:
         size = dtype_of(op.buf.type).bytes
-        return size * prod(self._covered(a, depth) for a in loop.op_axes(op))
+        return size * prod(self._covered(a, depth) for a in nest_of(op))
 
     def _footprint(self, depth: int) -> float:
         return sum(self._bytes(x, depth) for x in self.accesses)
 
-    def _derate(self, op: loop.Load | loop.Store, main_memory: bool) -> float:
+    def _derate(self, op: loop.Load | loop.Store) -> float:
         """Short contiguous runs waste bandwidth: prefetchers and pages follow long ones."""
-        axes = loop.op_axes(op)
+        axes = nest_of(op)
         run = next((a for a in axes if stride(op, a) == 1), None)
         if run is None:
             return 1.0 if not axes else 4.0
@@ -204,8 +206,7 @@ class _Pricing:
         covered = self.sizes[run] if last is None or last.axis == run else (
             self.units[run] * self.lanes[run])
         size = dtype_of(op.buf.type).bytes
-        far = (main_memory and last is not None and last.axis != run
-               and stride(op, last.axis) * size >= PAGE)
+        far = last is not None and last.axis != run and stride(op, last.axis) * size >= PAGE
         return 1 + (6 if far else 1) * 256 / (covered * size + 1)
 
 
@@ -216,6 +217,13 @@ def known(expr: Expr, hints: Mapping[str, int]) -> int:
     return int(expr.evaluate({s: hints.get(s, DEFAULT_SIZE) for s in expr.symbols()}))
 
 
+@lru_cache(1 << 14)
+def nest_of(op: Op) -> tuple[str, ...]:
+    """`loop.op_axes`, remembered: every candidate asks again."""
+    return loop.op_axes(op)
+
+
+@lru_cache(1 << 14)
 def stride(op: loop.Load | loop.Store, axis: str) -> int:
     """Elements between neighbours along `axis`: 0, 1, or a large number when unknown."""
     t = op.buf.type

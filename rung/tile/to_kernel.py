@@ -24,6 +24,7 @@ from rung.loop import ir as loop
 from rung.tile.leaf import Leaf
 from rung.tile.mapping import Mapping
 from rung.tile.nest import Nest, Split, Spot
+from rung.tile.stage import Batch, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,6 +39,7 @@ class Stmt:
     axes: frozenset[str]
     needs: list[Stmt] = field(default_factory=list)
     carried: frozenset[Split] = frozenset()  # outer reduced loops that it stays inside of
+    loads: tuple[Op, ...] = ()  # what it reads from buffers, directly or through maps
     within: frozenset[Split] = frozenset()  # loops around the place where its array lives
 
     @property
@@ -77,16 +79,35 @@ class Walk:
         self.extents = loop.extents_of(kernel)
         self.nest = Nest(self.extents, mapping, machine)
         taken = [v.name for v in (*kernel.params, *kernel.outs)]
-        taken += [s.var for s in self.nest.loops] + list(self.extents)
+        taken += [s.var for s in self.nest.all()] + list(self.extents)
         self.leaf = Leaf(kernel, mapping, machine, self.nest)
+        self.stage = Stage(kernel, mapping, self.nest, self.leaf)
         self.builder = Builder(Names(taken))
 
     def run(self) -> tuple[Block, tuple[tuple[str, int], ...]]:
         stmts = statements(self.kernel, self.mapping, self.nest)
         env = {a: self.nest.start(a) for a in self.extents}
-        self.emit(stmts, 0, Scope(env, {}, self.builder))
+        self.launch(stmts, self.nest.launch, Scope(env, {}, self.builder))
         block = self.builder.block()
         return block, unrolled_in(block)
+
+    def launch(self, stmts: Sequence[Stmt], splits: Sequence[Split], scope: Scope) -> None:
+        """The grid and thread loops of machines whose threads start all together, around all."""
+        if not splits:
+            self.emit(stmts, 0, scope)
+            return
+        split, builder = splits[0], scope.builder.inner()
+        inner, hi = scope.inside(builder), Expr.of(split.size or 1)
+        if split.kind == GRID:
+            hi = (self.extents[split.axis] + (split.step - 1)) // split.step
+            base = sym(split.var) * split.step
+            spot = self.nest.full(split.axis, base) if split.innermost else Spot(base, split.step)
+            inner = inner.at(split.axis, spot)
+            inner.memo = {}
+        self.leaf.bounds[split.var] = (0, hi - 1)
+        batches = self.stage.begin(split, stmts, inner, single=True)
+        self._step(split, stmts, inner, batches, lambda s: self.launch(stmts, splits[1:], s))
+        scope.builder.add(For(split.var, hi, builder.block(), None, split.level))
 
     def emit(self, stmts: Sequence[Stmt], depth: int, scope: Scope) -> None:
         """Emit statements inside the loops outside of `depth`."""
@@ -149,6 +170,11 @@ class Walk:
     def _last(self, split: Split, stmts: Sequence[Stmt], depth: int, scope: Scope) -> None:
         """The innermost loop of an axis: full blocks, then the ragged one."""
         step, extent = split.step, self.extents[split.axis]
+        if self.nest.masked:
+            hi, cap = self._trips(split, scope, extent + (step - 1))
+            self._for(split, hi, cap, stmts, depth, scope,
+                      lambda base: self.nest.full(split.axis, base))
+            return
         rest = (extent % step).const_value
         if split.kind == GRID and rest != 0:
             self._grid(split, stmts, depth, scope)
@@ -224,32 +250,43 @@ class Walk:
              body: Callable[[Scope], None] | None = None) -> None:
         """One loop; running folds of its statements are carried."""
         start = scope.env[split.axis].base
+        rest = body or (lambda s: self.emit(stmts, depth + 1, s))
         if hi.is_const(1) and cap is None:
-            self._step(split, stmts, depth, scope.at(split.axis, spot(start)), body)
+            inner = scope.at(split.axis, spot(start))
+            self._step(split, stmts, inner, self.stage.begin(split, stmts, inner, True), rest)
             return
+        trips = [hi] if cap is None else [hi, cap]
+        around = lambda n: spot(start + n * split.step)  # noqa: E731
+        batches = self.stage.begin(split, stmts, scope)
+        self.stage.prologue(batches, split, scope, trips, around)
         state = self.leaf.state(stmts)
         builder = scope.builder.inner()
         args = tuple(Value(builder.names(v.name), v.type) for v in state)
         self.leaf.set_state(stmts, args)
         self.leaf.bounds[split.var] = (0, hi - 1)
-        inner = scope.at(split.axis, spot(start + sym(split.var) * split.step)).inside(builder)
-        self._step(split, stmts, depth, inner, body)
+        inner = scope.at(split.axis, around(sym(split.var))).inside(builder)
+        self._step(split, stmts, inner, batches, rest, sym(split.var), trips, around)
         if state:
             builder.add(Yield(self.leaf.state(stmts)))
-        level = split.level if split.kind in ("grid", "thread") else ""
+        level = split.level if split.kind == GRID or split.level == "unroll" else ""
         op = For(split.var, hi, builder.block(args), cap, level, state)
         self.leaf.set_state(stmts, scope.builder.add(op, *(v.name for v in state)))
+        self.stage.drain(batches, scope)
 
-    def _step(self, split: Split, stmts: Sequence[Stmt], depth: int, scope: Scope,
-              body: Callable[[Scope], None] | None) -> None:
-        """The body of one loop step: arrays placed here, then the loops further in."""
+    def _step(self, split: Split, stmts: Sequence[Stmt], scope: Scope, batches: Sequence[Batch],
+              rest: Callable[[Scope], None], step: Expr | None = None,
+              trips: Sequence[Expr] = (), spot: Callable[[Expr], Spot] | None = None) -> None:
+        """The body of one loop step: what is placed here, then the loops further in."""
         for s in stmts:
             if s.kind in ("place", "fold"):
                 self.leaf.allocate(s, split, scope)
-        if body:
-            body(scope)
-        else:
-            self.emit(stmts, depth + 1, scope)
+        outer = dict(self.leaf.tiles)
+        here = scope.env[split.axis]
+        tiles = self.stage.enter(batches, split, scope, step or Expr.of(0), trips,
+                                 spot or (lambda n: here))
+        rest(scope)
+        self.stage.leave(batches, scope, tiles)
+        self.leaf.tiles = outer
 
 
 def varies(stmt: Stmt, split: Split) -> bool:
@@ -277,32 +314,27 @@ def statements(kernel: Func, mapping: Mapping, nest: Nest) -> list[Stmt]:
     """Folds, placed values and stores in order, each with the statements that it reads."""
     made: dict[Value, Stmt] = {}
     reads: dict[Value, list[Stmt]] = {}
+    loads: dict[Value, tuple[Op, ...]] = {}
     out: list[Stmt] = []
     for op in kernel.body.ops:
         needs = list({id(s): s for v in op.operands() for s in reads.get(v, [])}.values())
+        seen = tuple(dict.fromkeys(x for v in op.operands() for x in loads.get(v, ())))
+        seen += (op,) if isinstance(op, loop.Load) else ()
         kind = _kind(op, mapping)
         if kind:
-            stmt = Stmt(kind, op, frozenset(loop.op_axes(op)), needs,
-                        within=_around(op, mapping, nest))
+            stmt = Stmt(kind, op, frozenset(loop.op_axes(op)), needs, loads=seen)
             out.append(stmt)
             made.update(dict.fromkeys(op.results, stmt))
-            needs = [stmt]
+            needs, seen = [stmt], ()
         for r in op.results:
-            reads[r] = needs
+            reads[r], loads[r] = needs, seen
     for carry in mapping.carries:
         _carry(carry.fold, carry.buffer, out, nest)
-    missing = mapping.names() - {v.name for op in kernel.body.ops for v in op.results}
-    if missing:
+    known = {v.name for op in kernel.body.ops for v in op.results}
+    known |= {v.name for v in (*kernel.params, *kernel.outs)}
+    if missing := mapping.names() - known:
         raise MappingError(f"illegal: the kernel has no value {', '.join(sorted(missing))}")
     return out
-
-
-def _around(op: Op, mapping: Mapping, nest: Nest) -> frozenset[Split]:
-    """The loops from the outermost to the one where a value of `op` is placed."""
-    places = [p for r in op.results if (p := mapping.placed(r.name))]
-    at = [n for n, s in enumerate(nest.loops) for p in places
-          if (s.axis, s.level) == (p.axis, p.level)]
-    return frozenset(nest.loops[: max(at, default=-1) + 1])
 
 
 def _kind(op: Op, mapping: Mapping) -> str:

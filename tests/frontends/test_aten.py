@@ -106,6 +106,7 @@ def arithmetic() -> list[Case]:
     for name in ("add", "sub", "mul", "div"):
         out += [case(f"{name}.{kind}", data((25, 8), d), v) for d in (F32, BF16, F64)
                 for v in (1.98765, 3, -7) for kind in ("Tensor", "Scalar")]
+    out += [case("true_divide.Tensor", data((3, 4)), 2)]
     for name in ("add", "sub"):
         out += [case(f"{name}.Tensor", data((8, 8), d), data((8, 8), d, 1), alpha=a)
                 for d in (F32, BF16) for a in (2, 0.3)]
@@ -191,7 +192,9 @@ def moves() -> list[Case]:
            case("select_scatter", x, data((4,)), 1, -1),
            case("select_scatter", x, data((6,)), 0, 0), case("constant_pad_nd", x, [1, 2], 0.5),
            case("constant_pad_nd", x, [-1, 2, 0, 3]),
-           case("constant_pad_nd", x, [0, 0])]
+           case("constant_pad_nd", x, [0, 0]), case("repeat", x, [2, 1, 3]),
+           case("repeat", data(()), [2]), case("tril", x), case("triu", data((2, 3, 3), I64), 1),
+           case("tril", x, -2)]
     out += [case("full", [2, 3], v, dtype=d) for v, d in ((1.5, F32), (2, I64), (True, BOOL),
                                                           (-math.inf, BF16), (3, None))]
     out += [case("full_like", x, 2), case("zeros_like", x), case("ones_like", data((3,), I64)),
@@ -240,8 +243,14 @@ def composites() -> list[Case]:
         out += [case("var.correction", x, dims, correction=c, keepdim=k, close=32)
                 for dims in ([1], None) for c in (None, 0, 2) for k in (False, True)]
         out += [case("var_mean.correction", x, [0], correction=1, close=32),
+                case("std.correction", x, [1], correction=1, close=32),
                 case("_fused_rms_norm", x, [6], w, 1e-5, close=16),
                 case("_fused_rms_norm", x, [6], None, None, close=16)]
+        q, k, v = (tame((2, 3, n, 8), d, n) for n in (4, 5, 5))
+        mask = tame((2, 1, 4, 5), d)
+        mask[0, 0, 1] = mask[0, 0, 2, 1:] = -math.inf
+        out += [case("_scaled_dot_product_flash_attention_for_cpu", q, k, v, close=32, **named)
+                for named in ({}, {"is_causal": True}, {"attn_mask": mask}, {"scale": 0.3})]
     return [*out, case("_softmax", tame(()), 0, False), case("_softmax", data((2, 0)), 1, False)]
 
 
@@ -273,7 +282,10 @@ def indexing() -> list[Case]:
            case("index_put", x, [None, put], data((6, 3))), case("index_put", x, [put[0]], x[0]),
            case("index_put", x, [put[0]], data(())), case("index_put", x, [put.int()], data((5,))),
            case("index_put", x, [put], data((3, 5)), True, lowers=False),
-           case("index.Tensor", x, [put, put], lowers=False)]
+           case("index.Tensor", x, [put, put]),
+           case("index.Tensor", data((2, 3, 4, 5)), [None, put.reshape(3, 1), put.int(), None]),
+           case("index.Tensor", data((2, 3, 4)), [put[:2] - 1, None, put[:2]], lowers=False),
+           case("index.Tensor", x, [x[:, 0] > 0], lowers=False)]
     return [*out, *(case("index_copy", x.to(d), 0, at, data((3, 5), d)) for d in (BF16, I64, BOOL))]
 
 

@@ -99,7 +99,7 @@ def test_graph(name: str, dtype: torch.dtype, dynamic: bool, pipeline: OraclePip
             args = inputs(n, dtype)
             check_close(run(*args), fn(*args))
     assert len(pipeline.lowered) == 1
-    allowed = {"aten.t.default", "aten.permute.default", "aten.transpose.int"}
+    allowed = {"aten.t.default", "aten.permute.default", "aten.transpose.int", "aten.view.default"}
     assert set(calls(pipeline.lowered[0])) <= allowed
 
 
@@ -282,7 +282,7 @@ def test_higher_order_ops_run_as_they_are(pipeline: OraclePipeline,
     with caplog.at_level(logging.WARNING, logger="rung"):
         run = torch.compile(fn, backend=backend.rung)
         check_close(run(torch.ones(3)), torch.ones(3) + 1)
-    assert pipeline.lowered == [] and "cond" in caplog.text
+    assert pipeline.lowered == [] and "attribute true_graph_0, which is no tensor" in caplog.text
 
 
 @pytest.mark.parametrize(("options", "message"), [
@@ -303,6 +303,7 @@ def test_options_reach_the_pipeline(pipeline: OraclePipeline) -> None:
 
 
 def test_inductor_is_not_loaded() -> None:
+    """AOTAutograd itself imports parts of it; the compiler must stay out."""
     code = """if True:
         import sys, types, torch
         from rung.frontends.torch.backend import rung
@@ -311,11 +312,10 @@ def test_inductor_is_not_loaded() -> None:
         stand_in = types.ModuleType("rung.pipeline")
         stand_in.compile_program = lambda f, o, c, x: lambda a: run_program(lower(f), [*a, *c])
         sys.modules["rung.pipeline"] = stand_in
-        before = {m for m in sys.modules if m.startswith("torch._inductor")}
         w = torch.randn(4, 4, requires_grad=True)
         torch.compile(lambda x: torch.relu(x @ w), backend=rung)(torch.randn(4, 4)).sum().backward()
-        new = {m for m in sys.modules if m.startswith("torch._inductor")} - before
-        print(len(new), sorted(new)[:9])
+        heavy = ("compile_fx", "graph", "ir", "lowering", "scheduler", "decomposition")
+        print([m for m in heavy if f"torch._inductor.{m}" in sys.modules])
     """
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert out.stdout.startswith("0 "), out.stdout
+    assert out.stdout == "[]\n"

@@ -44,13 +44,17 @@ def bind(call: Call) -> tuple[Any, ...]:
 
 def run_call(call: Call | Composite, values: Mapping[Value, torch.Tensor | int],
              sizes: Mapping[str, int]) -> list[Any]:
-    """The results of a call, flattened, without those that are None."""
+    """The results of a call, flattened, without those that are None.
+
+    Those of a composite are contiguous, as its types say.
+    """
     def real(x: Any) -> Any:
         return to_torch(x, values.__getitem__, sizes)
 
     out = overload(call.target)(*(real(a) for name, a in call.args if not name),
                                 **{name: real(a) for name, a in call.args if name})
-    return [leaf for leaf in torch.utils._pytree.tree_leaves(out) if leaf is not None]
+    found = [leaf for leaf in torch.utils._pytree.tree_leaves(out) if leaf is not None]
+    return [x.contiguous() for x in found] if isinstance(call, Composite) else found
 
 
 def to_torch(x: Any, value: Callable[[Value], Any], sizes: Mapping[str, int]) -> Any:

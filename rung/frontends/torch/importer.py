@@ -195,7 +195,8 @@ class _Importer:
             if isinstance(val, torch.SymInt) and is_signed(val):
                 self.signed |= size.symbols()
             self.env[node] = size
-            hint = str(size) if str(size) not in {p.name for p in self.params} else hint
+            taken = {p.name for p in self.params}
+            hint = str(size) if size.is_symbol() and str(size) not in taken else hint
             role = ""
         value = self._value(hint, kind, role)
         self.params.append(value)
@@ -204,6 +205,8 @@ class _Importer:
     def _constant(self, path: str) -> Value:
         if path not in self.constants:
             tensor = operator.attrgetter(path)(self.gm)
+            if not isinstance(tensor, torch.Tensor):
+                raise Unsupported(f"the graph's attribute {path}, which is no tensor")
             kind = self._type(tensor)
             value = self._value(path.replace(".", "_").lstrip("_"), kind, "const")
             self.constants[path] = value, tensor

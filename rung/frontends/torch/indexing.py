@@ -9,6 +9,7 @@ from rung.core.expr import Expr
 from rung.core.op import Value
 from rung.core.types import I32, I64, dtype_of
 from rung.frontends.torch.emit import Emit, dimension
+from rung.frontends.torch.shapes import product
 from rung.program.ir import Check
 from rung.tensor.ir import Gather, Scatter, shape_of
 
@@ -59,24 +60,36 @@ def index_copy(e: Emit, x: Value, dim: int, at: Value, source: Value) -> Value:
     return e.op(Scatter(x, dim, as_vector(e, at), source))
 
 
-def only(indices: Sequence[Value | None]) -> tuple[int, Value]:
-    """The one dimension that is indexed, and by what."""
+def indexed(indices: Sequence[Value | None]) -> tuple[int, list[Value]]:
+    """The first of the dimensions that are indexed, which must be neighbours, and by what."""
     found = [(n, at) for n, at in enumerate(indices) if at is not None]
-    if len(found) != 1:
-        raise Unsupported(f"{len(found)} index tensors")
-    return found[0]
+    first = found[0][0]
+    if [n for n, _ in found] != list(range(first, first + len(found))):
+        raise Unsupported("index tensors that are not neighbours")
+    return first, [at for _, at in found]
 
 
 def index(e: Emit, x: Value, indices: Sequence[Value | None]) -> Value:
-    dim, at = only(indices)
-    return e.op(Gather(x, dim, wrapped(e, at, dim, shape_of(x)[dim])))
+    """Several index tensors are one into their dimensions merged."""
+    dim, found = indexed(indices)
+    size = shape_of(x)
+    shape = e.shape[dim:len(e.shape) - (len(size) - dim - len(found))]
+    at: Value | None = None
+    for n, part in enumerate(found, dim):
+        (place,) = e.expanded(shape, wrapped(e, part, n, size[n]))
+        at = place if at is None else e.map("add", e.map("mul", at, e.value(
+            size[n], dtype_of(at.type))), e.value(place, dtype_of(at.type)))
+    merged = product(size[dim:dim + len(found)])
+    rows = e.reshape(x, (*size[:dim], merged, *size[dim + len(found):]))
+    return e.op(Gather(rows, dim, at)) if at is not None else x
 
 
 def index_put(e: Emit, x: Value, indices: Sequence[Value | None], values: Value,
               accumulate: bool) -> Value:
-    dim, at = only(indices)
-    if accumulate or len(shape_of(at)) > 1:
-        raise Unsupported("index_put that accumulates, or by a matrix of indices")
+    dim, found = indexed(indices)
+    at = found[0]
+    if accumulate or len(found) > 1 or len(shape_of(at)) > 1:
+        raise Unsupported("index_put that accumulates, or by more than one vector")
     if dtype_of(values.type) != e.dtype:
         raise Unsupported(f"index_put of {values.type}")
     shape = (*e.shape[:dim], *shape_of(at), *e.shape[dim + 1:])

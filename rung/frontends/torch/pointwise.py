@@ -166,6 +166,8 @@ POINTWISE: dict[str, Body] = {
     "aten::mul.Scalar(Tensor self, Scalar other) -> Tensor": numbers(binary("mul", exact=True)),
     "aten::div.Tensor(Tensor self, Tensor other) -> Tensor": floats(binary("div", exact=True)),
     "aten::div.Scalar(Tensor self, Scalar other) -> Tensor": floats(binary("div", exact=True)),
+    "aten::true_divide.Tensor(Tensor self, Tensor other) -> Tensor":
+        floats(binary("div", exact=True)),
     "aten::maximum(Tensor self, Tensor other) -> Tensor": binary("max"),
     "aten::minimum(Tensor self, Tensor other) -> Tensor": binary("min"),
     "aten::neg(Tensor self) -> Tensor": unary("neg"),

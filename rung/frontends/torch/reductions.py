@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -60,6 +61,10 @@ def variance(e: Emit, x: Value, dims: Dims, correction: Number | None, keep: boo
 
 def var(e: Emit, x: Value, dims: Dims, correction: Number | None, keep: bool) -> Value:
     return e.finish(variance(e, x, dims, correction, keep)[0])
+
+
+def std(e: Emit, x: Value, dims: Dims, correction: Number | None, keep: bool) -> Value:
+    return e.finish(e.map("sqrt", variance(e, x, dims, correction, keep)[0]))
 
 
 def var_mean(e: Emit, x: Value, dims: Dims, correction: Number | None, keep: bool
@@ -133,37 +138,56 @@ def rms_norm(e: Emit, x: Value, size: Sequence[object], weight: Value | None,
     return e.finish(y), e.finish(scale, 1)
 
 
-def contract(e: Emit, a: Value, b: Value) -> Value:
-    """A (batched) matrix product, in the computing type."""
+def contract(e: Emit, formula: str, a: Value, b: Value) -> Value:
+    """A product summed over the axes that the result lacks, `ik,kj->ij`, in the computing type."""
     dtype = dtype_of(a.type)
     if not dtype.is_float:
         raise Unsupported(f"a matrix product of {dtype}")
-    batch = ("n",) * (len(shape_of(a)) - 2)
     x, y = (e.operand(v, dtype) for v in (a, b))
-    return e.op(Contract("add", "mul", x, (*batch, "i", "k"), y, (*batch, "k", "j"),
-                         (*batch, "i", "j"), dtype_of(x.type)))
+    inputs, out = formula.split("->")
+    left, right = inputs.split(",")
+    return e.op(Contract("add", "mul", x, tuple(left), y, tuple(right), tuple(out),
+                         dtype_of(x.type)))
 
 
-def matmul(e: Emit, a: Value, b: Value) -> Value:
-    return e.finish(contract(e, a, b))
+def matmul(formula: str) -> Build:
+    return lambda e, a, b: e.finish(contract(e, formula, a, b))
 
 
-def added_matmul(e: Emit, x: Value, a: Value, b: Value, beta: Number, alpha: Number) -> Value:
+def added_matmul(formula: str) -> Build:
     """x + a @ b, rounded once."""
-    if (beta, alpha) != (1, 1):
-        raise Unsupported(f"beta {beta}, alpha {alpha}")
-    product = contract(e, a, b)
-    return e.finish(e.map("add", product, e.expand(e.operand(x, e.dtype), e.shape)))
+    def build(e: Emit, x: Value, a: Value, b: Value, beta: Number, alpha: Number) -> Value:
+        if (beta, alpha) != (1, 1):
+            raise Unsupported(f"beta {beta}, alpha {alpha}")
+        product = contract(e, formula, a, b)
+        return e.finish(e.map("add", product, e.expand(e.operand(x, e.dtype), e.shape)))
+    return build
 
 
-def matvec(e: Emit, a: Value, b: Value) -> Value:
-    dtype = dtype_of(a.type)
-    if not dtype.is_float:
-        raise Unsupported(f"a matrix product of {dtype}")
-    x, y = (e.operand(v, dtype) for v in (a, b))
-    rows = ("i",) * (len(shape_of(a)) - 1)
-    return e.finish(e.op(Contract("add", "mul", x, (*rows, "k"), y, ("k",), rows,
-                                  dtype_of(x.type))))
+def attention(e: Emit, q: Value, k: Value, v: Value, dropout: float, causal: bool,
+              mask: Value | None, scale: float | None) -> tuple[Value, ...]:
+    """softmax(scale q k^T + mask) v and the log-sum-exp of the scores; 0 for a row all masked."""
+    width = shape_of(q)[-1].const_value
+    if dropout or width is None:
+        raise Unsupported("attention with dropout or a head of unknown size")
+    scores = e.map("mul", contract(e, "bhid,bhjd->bhij", q, k), scale or width ** -0.5)
+    shape = shape_of(scores)
+    if causal:
+        axes = axis_exprs(4)
+        scores = e.index(scores, shape, axes, [axes[2] - axes[3]], -math.inf)
+    if mask is not None:
+        scores = e.map("add", scores, e.expand(e.operand(mask, dtype_of(mask.type)), shape))
+    top = e.reduce("max", scores, (3,), keep=True)
+    top = e.map("where", e.map("eq", top, -math.inf), e.value(0, dtype_of(top.type)), top)
+    powers = e.map("exp", e.map("sub", scores, e.expand(top, shape)))
+    whole = e.reduce("add", powers, (3,), keep=True)
+    whole = e.map("where", e.map("eq", whole, 0), e.value(1, dtype_of(top.type)), whole)
+    weights = e.map("div", powers, e.expand(whole, shape))
+    out = e.op(Contract("add", "mul", weights, ("b", "h", "i", "j"),
+                        e.operand(v, dtype_of(v.type)), ("b", "h", "j", "d"),
+                        ("b", "h", "i", "d"), dtype_of(weights.type)))
+    total = e.map("add", e.map("log", whole), top)
+    return e.finish(out), e.finish(e.reshape(total, shape[:3]), 1)
 
 
 TYPED = "bool keepdim=False, *, ScalarType? dtype=None"
@@ -182,18 +206,20 @@ REDUCTIONS: dict[str, Build] = {
     "aten::any.dims(Tensor self, int[]? dim=None, bool keepdim=False) -> Tensor": truth("or"),
     "aten::all(Tensor self) -> Tensor": truth("and"),
     "aten::all.dim(Tensor self, int dim, bool keepdim=False) -> Tensor": truth("and"),
-    "aten::mm(Tensor self, Tensor mat2) -> Tensor": matmul,
-    "aten::bmm(Tensor self, Tensor mat2) -> Tensor": matmul,
+    "aten::mm(Tensor self, Tensor mat2) -> Tensor": matmul("ik,kj->ij"),
+    "aten::bmm(Tensor self, Tensor mat2) -> Tensor": matmul("nik,nkj->nij"),
     "aten::addmm(Tensor self, Tensor mat1, Tensor mat2, *, Scalar beta=1, Scalar alpha=1) "
-    "-> Tensor": added_matmul,
+    "-> Tensor": added_matmul("ik,kj->ij"),
     "aten::baddbmm(Tensor self, Tensor batch1, Tensor batch2, *, Scalar beta=1, Scalar alpha=1) "
-    "-> Tensor": added_matmul,
-    "aten::mv(Tensor self, Tensor vec) -> Tensor": matvec,
-    "aten::dot(Tensor self, Tensor tensor) -> Tensor": matvec,
+    "-> Tensor": added_matmul("nik,nkj->nij"),
+    "aten::mv(Tensor self, Tensor vec) -> Tensor": matmul("ik,k->i"),
+    "aten::dot(Tensor self, Tensor tensor) -> Tensor": matmul("k,k->"),
 }
 COMPOSITES: dict[str, Build] = {
     "aten::var.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, "
     "bool keepdim=False) -> Tensor": var,
+    "aten::std.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, "
+    "bool keepdim=False) -> Tensor": std,
     "aten::var_mean.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, "
     "bool keepdim=False) -> (Tensor, Tensor)": var_mean,
     "aten::_softmax(Tensor self, int dim, bool half_to_float) -> Tensor": softmax(log=False),
@@ -206,4 +232,7 @@ COMPOSITES: dict[str, Build] = {
     "Tensor? bias, float eps) -> (Tensor, Tensor, Tensor)": layer_norm,
     "aten::_fused_rms_norm(Tensor input, int[] normalized_shape, Tensor? weight, float? eps) "
     "-> (Tensor, Tensor)": rms_norm,
+    "aten::_scaled_dot_product_flash_attention_for_cpu(Tensor query, Tensor key, Tensor value, "
+    "float dropout_p=0., bool is_causal=False, *, Tensor? attn_mask=None, float? scale=None) "
+    "-> (Tensor output, Tensor logsumexp)": attention,
 }

@@ -160,6 +160,24 @@ def flip(e: Emit, x: Value, dims: Sequence[int]) -> Value:
                                            for n, a in enumerate(at)])
 
 
+def repeat(e: Emit, x: Value, counts: Sequence[Size]) -> Value:
+    """Copies side by side, `counts` of them in each dimension."""
+    source = shape_of(x)
+    lead = len(counts) - len(source)
+    return e.remap(x, e.shape, lambda at: [
+        a if size is e.shape[lead + n] else a % size
+        for n, (a, size) in enumerate(zip(at[lead:], source, strict=True))])
+
+
+def triangle(lower: bool) -> Build:
+    """The elements on and below (or above) a diagonal, zeros elsewhere."""
+    def build(e: Emit, x: Value, diagonal: Size) -> Value:
+        axes = axis_exprs(len(e.shape))
+        above = axes[-1] - axes[-2] - diagonal
+        return e.index(x, e.shape, axes, [-above if lower else above])
+    return build
+
+
 def full(e: Emit, value: Operand) -> Value:
     """The result's shape, filled with one number."""
     if isinstance(value, Expr):
@@ -216,6 +234,9 @@ MOVES: dict[str, Build] = {
     "aten::select_scatter(Tensor self, Tensor src, int dim, SymInt index) -> Tensor":
         select_scatter,
     "aten::constant_pad_nd(Tensor self, SymInt[] pad, Scalar value=0) -> Tensor": pad,
+    "aten::repeat(Tensor self, SymInt[] repeats) -> Tensor": repeat,
+    "aten::tril(Tensor self, SymInt diagonal=0) -> Tensor": triangle(lower=True),
+    "aten::triu(Tensor self, SymInt diagonal=0) -> Tensor": triangle(lower=False),
     "aten::flip(Tensor self, int[] dims) -> Tensor": flip,
     f"aten::full(SymInt[] size, Scalar fill_value, *, {LIKE}) -> Tensor":
         lambda e, size, value, *_: full(e, value),

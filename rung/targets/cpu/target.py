@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,8 @@ from rung.targets.base import Launch, buffers_of, symbols_of
 from rung.targets.cpu.build import build
 from rung.targets.cpu.emit import emit
 from rung.targets.cpu.machine import MACHINES, NEEDS, features, host
+from rung.tile.candidates_cpu import candidates
+from rung.tile.mapping import Mapping as TileMapping
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,10 @@ class Cpu:
 
     name: str
     machine: Machine
+
+    def candidates(self, kernel: Func, machine: Machine, hints: Mapping[str, int]
+                   ) -> Iterable[TileMapping]:
+        return candidates(kernel, machine, hints)
 
     def emit(self, kernels: Sequence[Func]) -> str:
         return emit(kernels)

@@ -1,0 +1,115 @@
+"""The ATen graphs of a function, as programs, and where Dynamo broke it.
+
+In: a function or module and arguments. Out: a `Capture`. The function runs once (with its backward
+for `train`), on the graphs themselves, so this also works where a later rung would fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx
+
+from rung.core.errors import RungError
+from rung.frontends.torch import compat
+from rung.frontends.torch.backend import DECOMPOSED, as_it_is
+from rung.frontends.torch.importer import TORCH, Imported, import_graph
+from rung.tools.given import Given, UserError, inputs_of
+
+
+@dataclass(frozen=True)
+class Graph:
+    """One graph of AOTAutograd; `refused` is why it has no program. `kind` is inference, forward
+    or backward; `hints` are the sizes of the arguments at hand."""
+
+    kind: str
+    code: str
+    imported: Imported | None
+    refused: str
+    hints: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Break:
+    """Where Dynamo ended a graph, and why."""
+
+    line: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Capture:
+    """Graphs in the order in which they were compiled."""
+
+    graphs: list[Graph] = field(default_factory=list)
+    breaks: list[Break] = field(default_factory=list)
+
+
+def capture(given: Given, train: bool = False) -> Capture:
+    """Compile and run `given` once; UserError if that fails."""
+    found = Capture()
+    torch._dynamo.reset()
+    breaks: list[Any] = torch._dynamo.output_graph.graph_break_reasons
+    before = len(breaks)
+
+    def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        forward, inference = (partial(_record, found, kind) for kind in ("forward", "inference"))
+        return compat.compile_graphs(gm, inputs, forward, inference, DECOMPOSED)
+
+    compiled = torch.compile(given.function, backend=backend)
+    try:
+        _run(compiled, given, train)
+    except RungError:
+        raise
+    except Exception as error:
+        raise UserError(f"{given.label}: {type(error).__name__}: {error}") from error
+    found.breaks.extend(map(_break, breaks[before:]))
+    torch._dynamo.reset()
+    return found
+
+
+def _run(compiled: Callable[..., Any], given: Given, train: bool) -> None:
+    if not train:
+        with torch.no_grad():
+            compiled(*given.args)
+        return
+    for x in inputs_of(given.args):
+        if x.is_floating_point() and x.is_leaf:
+            x.requires_grad_()
+    outputs = [y for y in inputs_of((compiled(*given.args),)) if y.requires_grad]
+    if not outputs:
+        raise UserError("no result needs a gradient, so there is nothing to train")
+    torch.autograd.backward(outputs, [torch.ones_like(y) for y in outputs])
+
+
+def _record(found: Capture, kind: str, gm: fx.GraphModule, inputs: Sequence[Any]) -> compat.Boxed:
+    """A compiler for AOTAutograd that keeps the graph and runs it as it is."""
+    if any(n.op == "placeholder" and n.name.startswith("tangents_") for n in gm.graph.nodes):
+        kind = "backward"
+    imported, refused = None, ""
+    with compat.unset_fake_temporarily():
+        try:
+            imported = import_graph(gm, kind, compat.static_inputs())
+        except RungError as error:
+            refused = f"{type(error).__name__}: {error}"
+    code = gm.print_readable(print_output=False)
+    found.graphs.append(Graph(kind, code, imported, refused, _hints(gm)))
+    return as_it_is(gm)
+
+
+def _hints(gm: fx.GraphModule) -> dict[str, int]:
+    """What each size symbol was when the graph was captured."""
+    values = [n.meta.get("val") for n in gm.graph.nodes if n.op == "placeholder"]
+    sizes = [s for v in values for s in (v.shape if isinstance(v, torch.Tensor) else (v,))
+             if isinstance(s, torch.SymInt)]
+    return {str(compat.size_expr(s)): int(s.node.hint) for s in sizes if s.node.hint is not None}
+
+
+def _break(reason: Any) -> Break:
+    own = [f for f in reason.user_stack if not f.filename.startswith(TORCH)] or reason.user_stack
+    line = f"{own[-1].filename}:{own[-1].lineno}" if own else ""
+    return Break(line, str(reason.reason).strip())
