@@ -8,19 +8,27 @@ The order is the list `PASSES`: each pass with the reason for standing where it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from time import perf_counter
 from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
 
 from rung.core import trace
 from rung.core.config import Settings
 from rung.core.cost import bound
-from rung.core.expr import Expr
+from rung.core.errors import LoweringError, RungError, Unsupported
+from rung.core.expr import sym
 from rung.core.key import structural_key
 from rung.core.machine import Machine
-from rung.core.op import Func, Vocabulary, walk
+from rung.core.op import Effect, Func, Vocabulary, walk
+from rung.core.types import TensorType
 from rung.core.verify import verify
 from rung.frontends.torch import aten
 from rung.kernel import ir as kernel_ir
@@ -29,13 +37,15 @@ from rung.loop import ir as loop_ir
 from rung.loop import simplify as loop_simplify
 from rung.program import ir as program_ir
 from rung.program import memory, outline, reinplace, views
-from rung.program.ir import Composite, KernelCall, Module
+from rung.program.ir import Composite, Module
 from rung.runtime.executable import Executable
-from rung.targets.base import Target, target
+from rung.targets.base import Target, is_library, target
 from rung.tensor import simplify as tensor_simplify
 from rung.tensor import to_loop
-from rung.tile import to_kernel
-from rung.tile.choose import Choice, choose
+from rung.tile import choose, to_kernel
+from rung.tile.choose import Choice
+from rung.tile.mapping import Mapping as TileMapping
+from rung.tile.mapping import parse_mapping
 
 RUNGS = ("program", "tensor", "loop", "tile", "kernel")
 VOCABULARIES: dict[str, Vocabulary] = {
@@ -47,10 +57,12 @@ RULES: dict[str, Callable[[Func], None]] = {
 
 @dataclass(frozen=True)
 class Context:
-    """What passes may ask about: the machine and the user's options."""
+    """What passes may ask about: the machine, the user's options, and what sizes to expect."""
 
     target: Target
     precision: str = "default"
+    hints: Mapping[str, int] = field(default_factory=dict)
+    mappings: Mapping[str, TileMapping] = field(default_factory=dict)
 
     @property
     def machine(self) -> Machine:
@@ -58,7 +70,7 @@ class Context:
 
     def price(self, kernel: Func) -> float:
         """Modelled seconds of a kernel."""
-        return bound(kernel, self.machine).seconds
+        return bound(kernel, self.machine, self.hints).seconds
 
 
 @dataclass(frozen=True)
@@ -81,7 +93,6 @@ def _kernels(change: Callable[[Func, Context], Func]) -> Callable[[Module, Conte
     """A pass that changes each kernel."""
     return lambda module, context: Module(
         module.programs, tuple(change(k, context) for k in module.kernels))
-
 
 
 # --- policies that no rung can decide by itself
@@ -109,20 +120,39 @@ _choices: dict[str, Choice] = {}
 
 
 def _choice(kernel: Func, context: Context) -> Choice:
-    """The mapping of a kernel, chosen once in a process for each structure and machine."""
-    key = structural_key(kernel, kernel.name, context.machine.name)
+    """The user's mapping of a kernel, or one that is chosen once in a process for each structure,
+    machine and bucket of sizes."""
+    machine, given = context.machine, context.mappings.get(kernel.name)
+    if given and given.machine == machine.name:
+        return choose.given(kernel, given, machine, context.hints)
+    sizes = sorted((n, _bucket(size)) for n, size in context.hints.items())
+    key = structural_key(kernel, kernel.name, machine.name, str(sizes))
     if key not in _choices:
-        _choices[key] = choose(kernel, context.machine, context.target.candidates)
+        _choices[key] = choose.choose(kernel, machine, context.target.candidates, context.hints,
+                                      context.target.libraries)
     return _choices[key]
 
 
-def _lowered(kernel: Func, context: Context) -> Func:
-    """Kernel IR; the choice has it already, unless the mapping is somebody else's."""
-    known = _choices.get(structural_key(kernel.with_attr("mapping", None), kernel.name,
-                                        context.machine.name))
-    if known and known.kernel is kernel and known.lowered:
-        return known.lowered
-    return to_kernel.to_kernel(kernel, context.machine)
+def _bucket(size: int) -> int:
+    """`size` rounded up to a power of two."""
+    return 1 << max(size - 1, 0).bit_length()
+
+
+def _mapped(kernel: Func, context: Context) -> Func:
+    choice = _choice(kernel, context)
+    if choice.lowered:
+        _lowered[choice.kernel] = choice.lowered
+    return choice.kernel
+
+
+_lowered: WeakKeyDictionary[Func, Func] = WeakKeyDictionary()
+
+
+def _to_kernel(kernel: Func, context: Context) -> Func:
+    """Kernel IR, which a choice brings along. What goes to a library stays as it is."""
+    if kernel not in _lowered and is_library(kernel):
+        return kernel
+    return _lowered.get(kernel) or to_kernel.to_kernel(kernel, context.machine)
 
 
 PASSES = (
@@ -135,7 +165,7 @@ PASSES = (
          "before simplify, which then sees across the borders of what was opened"),
     Pass("tensor", "simplify", _programs(tensor_simplify.simplify), "exact",
          "while index maps are still whole-tensor ops that compose"),
-    Pass("loop", "to_loop", lambda m, _: to_loop.to_loop(*m.programs), "exact",
+    Pass("loop", "to_loop", lambda m, _: to_loop.to_loop(*m.programs), "reassociates",
          "one kernel an op, so that fusion alone decides what a kernel is"),
     Pass("loop", "fuse", lambda m, c: fuse.fuse(m, c.price), "exact",
          "on the smallest kernels, whose prices are simple"),
@@ -154,9 +184,9 @@ PASSES = (
          "last of what changes nests: nothing will split an axis again"),
     Pass("loop", "canonical", lambda m, _: canonical.canonical(m), "exact",
          "names from structure, so that equal kernels are one from here on"),
-    Pass("tile", "choose", _kernels(lambda k, c: _choice(k, c).kernel), "exact",
+    Pass("tile", "choose", _kernels(_mapped), "exact",
          "a mapping belongs to a structure, not to a call"),
-    Pass("kernel", "to_kernel", _kernels(_lowered), "reassociates",
+    Pass("kernel", "to_kernel", _kernels(_to_kernel), "reassociates",
          "the mapping says all that this needs"),
 )
 
@@ -174,31 +204,48 @@ class Stages:
         return self.source if rung == "source" else f"{self.modules[rung]}\n"
 
 
-def lower_module(program: Func, machine: Target, precision: str = "default") -> Stages:
-    """All rungs below `program` for one target. RungError where a rung cannot take it."""
-    context = Context(machine, precision)
+def lower_module(program: Func, machine: Target, precision: str = "default",
+                 hints: Mapping[str, int] | None = None,
+                 mappings: Mapping[str, TileMapping] | None = None) -> Stages:
+    """All rungs below `program` for one target; `hints` are the sizes to expect, `mappings` the
+    user's own by kernel. RungError where a rung cannot take the program."""
+    context = Context(machine, precision, hints or {}, mappings or {})
     module, modules = Module((program,)), dict[str, Module]()
     for step in PASSES:
         module = run_pass(step, module, context)
         modules[step.rung] = module
-    started = perf_counter()
-    source = machine.emit(module.kernels)
-    trace.emit("ran", "source", "emit", seconds=perf_counter() - started)
+    with _timed("source", "emit"):
+        source = machine.emit(generated(module))
     return Stages(modules, machine, source)
 
 
+def generated(module: Module) -> tuple[Func, ...]:
+    """The kernels that are not a library's."""
+    return tuple(k for k in module.kernels if not is_library(k))
+
+
 def run_pass(step: Pass, module: Module, context: Context) -> Module:
-    """The module after one pass, verified at the border of a rung (always, if RUNG_CHECK)."""
-    started = perf_counter()
-    after = step.run(module, context)
-    trace.emit("ran", step.rung, step.name, seconds=perf_counter() - started)
-    if Settings.from_environment().check or step.name in BORDERS:
+    """The module after one pass, verified at the border of a rung; with RUNG_CHECK after every
+    pass, and compared with the module before."""
+    with _timed(step.rung, step.name):
+        after = step.run(module, context)
+    checking = Settings.from_environment().check
+    if checking or step.name in BORDERS:
         verify_module(after, step.name)
+    if checking and after is not module:
+        _compare(step, module, after, context)
     return after
 
 
 BORDERS = {p.name for p, q in zip(PASSES, (*PASSES[1:], None), strict=True)
            if q is None or p.rung != q.rung}
+
+
+@contextmanager
+def _timed(rung: str, name: str) -> Iterator[None]:
+    started = perf_counter()
+    yield
+    trace.emit("ran", rung, name, seconds=perf_counter() - started)
 
 
 def verify_module(module: Module, where: str = "") -> None:
@@ -207,16 +254,73 @@ def verify_module(module: Module, where: str = "") -> None:
         verify(func, VOCABULARIES[func.kind], RULES[func.kind], where)
 
 
+SLOW = 1 << 20  # operations over which Kernel IR is not run as Python
+
+
+def _compare(step: Pass, before: Module, after: Module, context: Context) -> None:
+    """Run both sides on the oracles, unless that takes too long or the program draws numbers."""
+    from rung.tools import check
+
+    inputs = check.draw(before.main, context.hints)
+    work = sum(bound(k, context.machine, context.hints).ops for k in before.kernels
+               if step.rung == "kernel")
+    effects = {op.effect for f in before.programs for op in walk(f.body)}
+    if inputs is None or work > SLOW or Effect.RNG in effects:
+        trace.emit("declined", "check", step.name, "too large, or random")
+        return
+    check.compare(before, after, inputs, step.kind == "exact", step.name)
+
+
+# --- for the torch backend
+
 def compile_program(func: Func, options: Any, constants: Sequence[Any],
                     example_inputs: Sequence[Any]) -> Callable[[list[Any]], Sequence[Any]]:
     """The callable of a program: it takes the list of the inputs, which it empties, and gives the
     tensors that the program returns. RungError where some rung, or the target, cannot take it."""
-    stages = lower_module(func, target(options.target), options.precision)
-    return executable(stages, constants)
+    for x in example_inputs:
+        if getattr(x, "device", HOST) != HOST:
+            raise Unsupported(f"tensors on {x.device}")
+    try:
+        stages = lower_module(func, target(options.target), options.precision,
+                              hints_of(func, example_inputs), read_mappings(options.mappings))
+        return executable(stages, constants)
+    except RungError:
+        raise
+    except Exception as error:  # a bug of ours must not stop the user's model
+        raise LoweringError(f"internal error: {type(error).__name__}: {error}") from error
+
+
+HOST = torch.device("cpu")
+
+
+def hints_of(func: Func, example_inputs: Sequence[Any]) -> dict[str, int]:
+    """What each size symbol is in the inputs that the graph was traced with."""
+    hints: dict[str, int] = {}
+    for param, x in zip(func.params, example_inputs, strict=False):
+        pairs = [(sym(param.name), x)]
+        if isinstance(param.type, TensorType):
+            pairs = list(zip(param.type.shape, x.shape, strict=True))
+        for size, actual in pairs:
+            number = actual.node.hint if isinstance(actual, torch.SymInt) else actual
+            if size.is_symbol() and isinstance(number, int):
+                hints[str(size)] = number
+    return hints
+
+
+def read_mappings(path: str) -> dict[str, TileMapping]:
+    """The mappings in a file, by kernel; none for no file. ParseError, or OSError of the file."""
+    text = Path(path).read_text() if path else ""
+    parts = [part for part in re.split(r"^(?=map )", text, flags=re.M) if part.strip()]
+    found = [parse_mapping(part) for part in parts]
+    return {m.kernel: m for m in found}
 
 
 def executable(stages: Stages, constants: Sequence[Any] = ()) -> Executable:
     """What runs the lowest rung of `stages` on tensors of the host."""
-    module = stages.modules["kernel"]
-    launches = stages.target.load(module.kernels, stages.source) if module.kernels else {}
-    return Executable(memory.plan(module.main), module, launches, constants)
+    module, machine = stages.modules["kernel"], stages.target
+    own = generated(module)
+    with _timed("source", "build"):
+        launches = dict(machine.load(own, stages.source)) if own else {}
+    calls = {k.name: machine.call(k) for k in module.kernels if is_library(k)}
+    with _timed("source", "host"):
+        return Executable(memory.plan(module.main), module, launches, calls, constants)

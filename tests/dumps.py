@@ -56,8 +56,8 @@ kernel-ir colsum(x: f32[512,s0]) -> y: f32[s0]
   unroll r<2, q<4
   buf = alloc : l1 f32[2,64]
   for jb in 0..(s0+63)//64 at core
-    c0 = fill 0.0 : f32x16 over r<2,q<4
-    c = for i in 0..256 carry c1 = c0 : f32x16 over r<2,q<4
+    c0 = fill 0.0 : f32x16 over q<4,r<2
+    c = for i in 0..256 carry c1 = c0 : f32x16 over q<4,r<2
       yield c1 + x[2*i+r,64*jb+lane+16*q : 16 | s0-64*jb-16*q-lane-1]
     t = combine add c by r : f32x16 over q<4
     if nonneg [s0-64*jb-64]

@@ -26,7 +26,7 @@ def colsum(m: int | str = 5, n: int = 8) -> Func:
 
 
 def floor_add(n: int | str = 9) -> Func:
-    p = Prog("floor_add")
+    p = Prog("floor_one")
     return p.done(p.map("add", p.map("floor", p.param("x", n)), 1.0))
 
 

@@ -67,6 +67,10 @@ class _Count:
         self.extents = {a: self.number(e) for a, e in axes.extents}
         self.ops = kernel.body.ops
         self.nests = {id(op): nest(op) for op in self.ops}
+        self.made = {r: op for op in self.ops for r in op.results}
+        self.folds = [op for op in self.ops if is_fold(op)]
+        self.products = [op for op in self.folds if is_contraction(op)]
+        self.stores = [op for op in self.ops if isinstance(op, StoreBase)]
         self.repeats = self._repeats()
 
     def number(self, e: Expr) -> int:
@@ -80,7 +84,8 @@ class _Count:
     def bound(self) -> Bound:
         memory, cache = self._bytes()
         flops, seconds = self._contractions()
-        ops = sum(self._work(op) for op in self.ops)
+        work = {id(op): self._work(op) for op in self.ops}
+        ops = sum(work.values())
         rates, cores = self.machine.rates, self.machine.cores
         parallel = self._parallel()
         idle = cores / min(cores, max(parallel, 1))
@@ -88,7 +93,7 @@ class _Count:
         traffic = (memory / rates.memory + cache / rates.cache) * min(idle, 2)
         top = max(compute, traffic)
         reason = "launch" if top < rates.launch else "compute" if compute > traffic else "memory"
-        repeats = max((self.repeats.get(id(op), 1) for op in self.ops if self._work(op)), default=1)
+        repeats = max((self.repeats.get(n, 1) for n, w in work.items() if w), default=1)
         return Bound(memory, cache, flops, ops, repeats, parallel, top + rates.launch, reason)
 
     def _work(self, op: Op) -> float:
@@ -98,7 +103,7 @@ class _Count:
                 cost = SCALARS[op.fn].cost
             case Cast():
                 cost = 1.0
-            case _ if is_fold(op) and not is_contraction(op):
+            case _ if op in self.folds and op not in self.products:
                 cost = 1.0 if len(op.results) == 1 else 30.0
             case _:
                 return 0.0
@@ -107,18 +112,16 @@ class _Count:
     def _contractions(self) -> tuple[float, float]:
         flops = seconds = 0.0
         rates = self.machine.rates.flops
-        for op in self.ops:
-            if is_contraction(op):
-                n = 2.0 * self.points(self.nests[id(op)]) * self.repeats.get(id(op), 1)
-                narrow = {self._stored_as(v) for v in op.operands()}
-                rate = rates.get(narrow.pop(), 0) if len(narrow) == 1 else 0
-                flops, seconds = flops + n, seconds + n / (rate or rates["f32"])
+        for op in self.products:
+            n = 2.0 * self.points(self.nests[id(op)]) * self.repeats.get(id(op), 1)
+            narrow = {self._stored_as(v) for v in op.operands()}
+            rate = rates.get(narrow.pop(), 0) if len(narrow) == 1 else 0
+            flops, seconds = flops + n, seconds + n / (rate or rates["f32"])
         return flops, seconds
 
     def _stored_as(self, value: Value) -> str:
         """The type that an operand has in memory, if it is only cast on the way."""
-        made = {r: op for op in self.ops for r in op.results}
-        while isinstance(op := made.get(value), Cast):
+        while isinstance(op := self.made.get(value), Cast):
             value = op.x
         return dtype_of(value.type).name
 
@@ -145,14 +148,14 @@ class _Count:
     def _repeats(self) -> dict[int, float]:
         """How often each op's nest is run again: tiles of the contraction axes that it lacks."""
         found: dict[int, float] = {}
-        made = {r: op for op in self.ops for r in op.results}
-        for op in self.ops:
-            if is_contraction(op):
-                free = axes_of(op.results[0].type)
-                for inner in behind(op, made):
-                    lacks = [a for a in free if a not in self.nests[id(inner)]]
-                    again = prod(ceil(self.extents[a] / TILE) for a in lacks)
-                    found[id(inner)] = max(found.get(id(inner), 1), again)
+        for op in self.products:
+            free = axes_of(op.results[0].type)
+            if all(self.extents[a] <= TILE for a in free):
+                continue
+            for inner in behind(op, self.made):
+                lacks = [a for a in free if a not in self.nests[id(inner)]]
+                again = prod(ceil(self.extents[a] / TILE) for a in lacks)
+                found[id(inner)] = max(found.get(id(inner), 1), again)
         for op in self._out_of_order():
             rest = set().union(*self.nests.values()) - set(self.nests[id(op)])
             found[id(op)] = max(found.get(id(op), 1), self.points(rest))
@@ -162,8 +165,8 @@ class _Count:
         """Folds for which no order of loops has all of the others' free axes around or inside."""
         chain: set[str] | None = None
         bad: list[Op] = []
-        stores = set().union(*(self.nests[id(op)] for op in self.ops if isinstance(op, StoreBase)))
-        folds = [op for op in self.ops if is_fold(op) and not is_contraction(op)]
+        stores = set().union(*(self.nests[id(op)] for op in self.stores))
+        folds = [op for op in self.folds if op not in self.products]
         for op in sorted(folds, key=lambda op: len(axes_of(op.results[0].type))):
             free = set(axes_of(op.results[0].type))
             if free >= stores:
@@ -175,14 +178,12 @@ class _Count:
 
     def _parallel(self) -> float:
         """Independent points: axes of a store that no fold runs over, and parts of long folds."""
-        folded = {fold_axis(op) for op in self.ops if is_fold(op)}
+        folded = {fold_axis(op) for op in self.folds}
         most = 1.0
-        for op in self.ops:
-            if isinstance(op, StoreBase):
-                most = max(most, self.points(a for a in self.nests[id(op)] if a not in folded))
-        stored = {a for op in self.ops if isinstance(op, StoreBase) for a in self.nests[id(op)]}
-        if not folded & stored:
-            most *= max(1.0, self.points(folded - {""}) / 4096)
+        for op in self.stores:
+            most = max(most, self.points(a for a in self.nests[id(op)] if a not in folded))
+        if not any(folded.intersection(self.nests[id(op)]) for op in self.stores):
+            most *= max(1.0, self.points(folded) / 4096)
         return most
 
 

@@ -78,11 +78,18 @@ class AxesType:
 
 @dataclass(frozen=True)
 class VecType:
-    """A register value: `lanes` elements wide, replicated over unrolled axes (name, count)."""
+    """A register value: `lanes` elements wide, replicated over unrolled axes (name, count).
+
+    The axes are kept sorted, so that a type does not depend on which operand came first.
+    """
 
     dtype: DType
     lanes: int = 1
     unroll: tuple[tuple[str, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.unroll) > 1:
+            object.__setattr__(self, "unroll", tuple(sorted(self.unroll)))
 
     def __str__(self) -> str:
         text = f"{self.dtype}x{self.lanes}" if self.lanes > 1 else str(self.dtype)

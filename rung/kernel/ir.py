@@ -36,8 +36,12 @@ from rung.core.ops import (
 from rung.core.scalar import MONOIDS
 from rung.core.text import LANE
 from rung.core.types import I64, ArrayType, Axis, Type, VecType, dtype_of
-from rung.kernel.intrinsics import Apply
-from rung.kernel.moves import Commit, Engine, Transfer, Wait
+from rung.kernel.intrinsics import INTRINSICS as INTRINSICS
+from rung.kernel.intrinsics import Apply as Apply
+from rung.kernel.moves import Commit as Commit
+from rung.kernel.moves import Engine
+from rung.kernel.moves import Transfer as Transfer
+from rung.kernel.moves import Wait as Wait
 
 Unroll = tuple[tuple[str, int], ...]
 THREADS = ("wg", "warp", "thread", "lane")  # levels whose steps run in lockstep, one a thread
@@ -368,7 +372,7 @@ def _verify_family(op: Op, unroll: Unroll) -> None:
     if not isinstance(op, Load | Store | KernelIndex):
         return
     used = {s for e in expressions(op) for s in e.symbols()}
-    if op.unroll != counts(unroll, used):
+    if sorted(op.unroll) != sorted(counts(unroll, used)):
         raise VerifyError("is not unrolled over the axes in its subscripts", op)
     if isinstance(op, Store) and isinstance(op.value.type, VecType):
         subs = [s.type for s in op.subs if isinstance(s, Value) and isinstance(s.type, VecType)]

@@ -202,11 +202,15 @@ def verify_program(func: Func) -> None:
             raise VerifyError(f"{param.name} has role {param.role}, not one of {', '.join(ROLES)}")
     if func.outs:
         raise VerifyError(f"a program returns values, it has no output {func.outs[0].name}")
-    wrote = False
+    wrote, arguments = False, set(func.params)  # and their later states
     for op in walk(func.body):
         if isinstance(op, Check) and wrote:
             raise VerifyError("a check stands before the first write to an argument", op)
-        wrote |= isinstance(op, Write) or (isinstance(op, KernelCall) and bool(op.updates))
+        if isinstance(op, KernelCall):
+            states = zip(op.updates, op.results, strict=False)
+            arguments |= (updated := {r for u, r in states if u in arguments})
+            wrote |= bool(updated)
+        wrote |= isinstance(op, Write)
         for expr in expressions(op) if not isinstance(op, tensor.Index) else ():
             if loose := {s for s in expr.symbols() if not is_size(s)}:
                 raise VerifyError(f"{', '.join(sorted(loose))} is no size", op)

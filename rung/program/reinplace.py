@@ -141,8 +141,8 @@ def checks_first(ops: Sequence[Op]) -> list[Op]:
             elif all(x.effect is Effect.PURE and not getattr(x, "updates", ()) for x in cone):
                 early |= dict.fromkeys(map(id, (*cone, op)))
             seen.add(key)
-        elif op.effect is not Effect.PURE and not isinstance(op, Write):
-            break  # a call with an effect, whose order against the checks is the user's
+        elif op.effect is not Effect.PURE:
+            break  # what comes after an effect stays after it
     first = [op for op in ops if id(op) in early]
     return first + [op for op in ops if id(op) not in early and id(op) not in drop]
 

@@ -18,16 +18,16 @@ _number = count()
 
 
 class Executable:
-    """Runs the main program of a module whose kernels are `launches`.
+    """Runs the main program of a module; `launches` take addresses, `calls` take tensors.
 
     `run` takes the arguments (without the constants) as a list, which it empties, and gives a
     tuple of tensors. `text` is its code.
     """
 
     def __init__(self, plan: Plan, module: Module, launches: Mapping[str, Launch],
-                 constants: Sequence[torch.Tensor] = ()):
+                 calls: Mapping[str, Launch], constants: Sequence[torch.Tensor] = ()):
         self.plan, self.module = plan, module
-        code = host_code(plan, module, launches, constants)
+        code = host_code(plan, module, launches, calls, constants)
         self.text = code.text
         path = f"<rung {module.main.name} {next(_number)}>"
         linecache.cache[path] = (len(self.text), None, self.text.splitlines(True), path)

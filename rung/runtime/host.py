@@ -16,7 +16,7 @@ A temporary that only kernels see is an address in the workspace; any other valu
 from __future__ import annotations
 
 import keyword
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,7 +31,7 @@ from rung.program.ir import ERRORS, Call, Check, KernelCall, Module, Return, Wri
 from rung.program.memory import Plan, Storage
 from rung.program.views import is_view
 from rung.runtime import pool, tensors
-from rung.targets.base import Launch, symbols_of
+from rung.targets.base import Launch, buffers_of, symbols_of
 
 HELPERS = {"take": pool.take, "give": pool.give, "empty": tensors.empty, "fit": tensors.fit,
            "leaves": tensors.leaves, "check": tensors.check, "bump": tensors.bump}
@@ -58,15 +58,15 @@ class Code:
 
 
 def host_code(plan: Plan, module: Module, launches: Mapping[str, Launch],
-              constants: Sequence[torch.Tensor] = ()) -> Code:
+              calls: Mapping[str, Launch], constants: Sequence[torch.Tensor] = ()) -> Code:
     """The code of the main program. LoweringError for an op that the host cannot do."""
-    return _Host(plan, module, launches, constants).run()
+    return _Host(plan, module, launches, calls, constants).run()
 
 
 class _Host:
     def __init__(self, plan: Plan, module: Module, launches: Mapping[str, Launch],
-                 constants: Sequence[torch.Tensor]):
-        self.plan, self.module, self.launches = plan, module, launches
+                 calls: Mapping[str, Launch], constants: Sequence[torch.Tensor]):
+        self.plan, self.module, self.launches, self.calls = plan, module, launches, calls
         self.program = module.main
         self.constants = dict(zip(self.program.params[::-1], constants[::-1], strict=False))
         self.code = Code()
@@ -74,8 +74,8 @@ class _Host:
         self.addresses: dict[Storage, str] = {}
         self.variables: dict[Storage, list[str]] = {}
         self.returned = set(self.program.body.last.operands())
-        self.held = {v for s in plan.steps if not isinstance(s.op, KernelCall) and s.kind != "view"
-                     for v in s.op.operands()}
+        self.held = {v for s in plan.steps if s.kind != "view" and not self.takes_addresses(s.op)
+                     for v in (*s.op.operands(), *s.op.results)}
         self.names: dict[Value, str] = {}
         self.copied: list[tuple[str, str]] = []  # (mutated argument, its copy in another layout)
 
@@ -92,6 +92,9 @@ class _Host:
             if not isinstance(step.op, Return):
                 self.drop(number)
         return self.code
+
+    def takes_addresses(self, op: Op) -> bool:
+        return isinstance(op, KernelCall) and op.callee in self.launches
 
     # ---- arguments
     def inputs(self) -> None:
@@ -119,7 +122,7 @@ class _Host:
         Parameters of a module stay as they are, and torch guards the layout of most inputs; the
         gradients that come into a backward graph have any.
         """
-        if param.role == "param" and not self.code.names.get("check_params"):
+        if param.role == "param":
             return
         assert isinstance(param.type, TensorType)
         name, shape, strides = self.name(param), param.type.shape, param.type.strides
@@ -185,17 +188,25 @@ class _Host:
         outs = op.results[len(op.updates):]
         for new in outs:
             self.allocate(new)
-        run = self.code.bind(f"run_{kernel.name}", self.launches[kernel.name])
-        given = [self.address(v) for v in op.args if isinstance(v.type, TensorType)]
-        given += [self.address(v) for v in outs]
-        given += [self.size_named(s) for s in symbols_of(kernel)]
-        self.line(f"{run}({', '.join(given)})")
+        values = [v for v in (*op.args, *outs) if isinstance(v.type, TensorType)]
+        if self.takes_addresses(op):
+            run, given = self.launches[kernel.name], [self.address(v) for v in values]
+            given += [self.known_size(s) for s in symbols_of(kernel)]
+        else:
+            run = self.calls[kernel.name]
+            given = [self.shaped(v, b) for v, b in zip(values, buffers_of(kernel), strict=True)]
+        self.line(f"{self.code.bind(f'run_{kernel.name}', run)}({', '.join(given)})")
         for new, old in zip(op.results, op.updates, strict=False):
             self.alias(new, old)
             if self.plan.home[old].role == "mutated":
                 self.line(f"bump({self.name(self.plan.home[old].values[0])})")
 
-    def size_named(self, symbol: str) -> str:
+    def shaped(self, value: Value, buffer: Value) -> str:
+        """A tensor in the shape that a kernel declares, which may be flatter."""
+        same = _shape(value) == _shape(buffer)
+        return self.name(value) + ("" if same else f".view({self.tuple(_shape(buffer))})")
+
+    def known_size(self, symbol: str) -> str:
         if symbol not in self.known:
             raise LoweringError(f"no argument gives the size {symbol}")
         return symbol
@@ -300,5 +311,3 @@ def dense(shape: Sequence[Expr]) -> tuple[Expr, ...]:
         strides.append(strides[-1] * (ONE if size.is_const(0) else size))
     return tuple(reversed(strides)) if shape else ()
 
-
-__all__ = ["Callable", "Code", "Iterator", "host_code"]

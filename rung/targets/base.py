@@ -16,6 +16,7 @@ from rung.core.expr import Expr, is_size
 from rung.core.machine import Machine
 from rung.core.op import Func, Value, expressions, walk
 from rung.core.types import TensorType
+from rung.tile.atoms import Library
 from rung.tile.mapping import Mapping as TileMapping
 
 Launch = Callable[..., None]
@@ -31,6 +32,10 @@ class Target(Protocol):
     @property
     def machine(self) -> Machine: ...
 
+    @property
+    def libraries(self) -> Sequence[Library]:
+        """Library calls that compute whole kernels."""
+
     def candidates(self, kernel: Func, machine: Machine, hints: Mapping[str, int]
                    ) -> Iterable[TileMapping]:
         """Mappings worth pricing for a kernel."""
@@ -40,6 +45,15 @@ class Target(Protocol):
 
     def load(self, kernels: Sequence[Func], source: str) -> Mapping[str, Launch]:
         """A launch for each kernel, by name. TargetCompileError or LaunchError if that fails."""
+
+    def call(self, kernel: Func) -> Callable[..., None]:
+        """What runs a kernel that is a library's, on the tensors that are its buffers."""
+
+
+def is_library(kernel: Func) -> bool:
+    """Whether a kernel's mapping only hands it to a library."""
+    mapping: TileMapping | None = kernel.attr("mapping")
+    return bool(mapping and mapping.uses and not mapping.axes)
 
 
 class UnknownTarget(RungError, ValueError):

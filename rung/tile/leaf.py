@@ -16,8 +16,18 @@ from rung.core.op import Block, Func, Op, Value
 from rung.core.ops import Cast, Const, IndexValue, Map, Sub
 from rung.core.text import LANE
 from rung.core.types import ArrayType, DType, VecType, axes_of, dtype_of
-from rung.kernel.intrinsics import INTRINSICS
-from rung.kernel.ir import Alloc, Apply, Combine, Fill, If, KernelIndex, Load, Store, Yield
+from rung.kernel.ir import (
+    INTRINSICS,
+    Alloc,
+    Apply,
+    Combine,
+    Fill,
+    If,
+    KernelIndex,
+    Load,
+    Store,
+    Yield,
+)
 from rung.loop import ir as loop
 from rung.tile.folds import absent, identities, is_fma, merge, step
 from rung.tile.mapping import Mapping, Place

@@ -147,8 +147,8 @@ class Mapping:
         """Values that the mapping speaks of, which text must keep by name."""
         placed = {v for p in self.places for v in p.values}
         overlapped = {v for o in self.overlaps for v in (o.first, o.second)}
-        return frozenset(placed | overlapped | {c.fold for c in (*self.carries, *self.combines)} |
-                         {u.contraction for u in self.uses})
+        folds = {c.fold for c in self.carries} | {c.fold for c in self.combines}
+        return frozenset(placed | overlapped | folds | {u.contraction for u in self.uses})
 
     def implied(self, func: Func) -> bool:
         return False

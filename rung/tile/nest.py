@@ -184,7 +184,9 @@ class Nest:
                            left is None or left < self.unit(axis))
 
     def _cover(self, axis: str, base: Expr, left: int | None, partial: bool) -> Spot:
-        units, threads, lanes, covered = [], [], 1, 1
+        units: list[Unit] = []
+        threads: list[Unit] = []
+        lanes, covered = 1, 1
         for s in self.splits[axis]:
             if s.kind == VECTOR:
                 lanes, covered = s.size or 1, covered * (s.size or 1)

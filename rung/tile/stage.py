@@ -142,15 +142,20 @@ class Stage:
                     op, lambda a, split=split: nest.block_at(a, split), nest)  # type: ignore[misc]
 
     # ---- around a loop
-    def begin(self, split: Split, stmts: Sequence[Stmt], scope: Scope, single: bool = False
-              ) -> list[Batch]:
-        """The batches of the places at this loop; arrays of rings are made here, outside of it.
+    def rings(self, split: Split, stmts: Sequence[Stmt], scope: Scope) -> list[Batch]:
+        """The batches with rings at this loop; their arrays are made here, outside of it."""
+        return self._batches(split, stmts, scope, lambda p: p.ring > 1)
 
-        A `single` step needs no ring, and its arrays are made with it.
-        """
+    def plain(self, split: Split, stmts: Sequence[Stmt], scope: Scope, single: bool
+              ) -> list[Batch]:
+        """The batches whose arrays belong to one step; a `single` step needs no ring."""
+        return self._batches(split, stmts, scope, lambda p: single or p.ring == 1, single)
+
+    def _batches(self, split: Split, stmts: Sequence[Stmt], scope: Scope,
+                 wanted: Callable[[tile.Place], bool], single: bool = False) -> list[Batch]:
         batches = []
         for place in self.mapping.places:
-            if (place.axis, place.level) == (split.axis, split.level):
+            if (place.axis, place.level) == (split.axis, split.level) and wanted(place):
                 batches += self._batch(place, stmts, scope, 1 if single else place.ring)
         return batches
 

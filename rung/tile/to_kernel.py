@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from rung.core.errors import LoweringError, MappingError
-from rung.core.expr import Expr, sym
+from rung.core.expr import ZERO, Expr, sym
 from rung.core.machine import GRID, Machine
 from rung.core.op import Block, Builder, Func, Names, Op, Value, walk
 from rung.core.types import TensorType
@@ -103,10 +103,8 @@ class Walk:
             base = sym(split.var) * split.step
             spot = self.nest.full(split.axis, base) if split.innermost else Spot(base, split.step)
             inner = inner.at(split.axis, spot)
-            inner.memo = {}
         self.leaf.bounds[split.var] = (0, hi - 1)
-        batches = self.stage.begin(split, stmts, inner, single=True)
-        self._step(split, stmts, inner, batches, lambda s: self.launch(stmts, splits[1:], s))
+        self._step(split, stmts, inner, None, lambda s: self.launch(stmts, splits[1:], s))
         scope.builder.add(For(split.var, hi, builder.block(), None, split.level))
 
     def emit(self, stmts: Sequence[Stmt], depth: int, scope: Scope) -> None:
@@ -242,7 +240,7 @@ class Walk:
                 builder.add(Yield(self.leaf.state(stmts)))
             blocks.append(builder.block())
         types = tuple(v.type for v in state)
-        out = scope.builder.add(If(tuple(conds), *blocks, types), *(v.name for v in state))
+        out = scope.builder.add(If(tuple(conds), blocks[0], blocks[1], types), *(v.name for v in state))
         self.leaf.set_state(stmts, out)
 
     def _for(self, split: Split, hi: Expr, cap: Expr | None, stmts: Sequence[Stmt], depth: int,
@@ -250,39 +248,45 @@ class Walk:
              body: Callable[[Scope], None] | None = None) -> None:
         """One loop; running folds of its statements are carried."""
         start = scope.env[split.axis].base
-        rest = body or (lambda s: self.emit(stmts, depth + 1, s))
+        def rest(inner: Scope) -> None:
+            body(inner) if body else self.emit(stmts, depth + 1, inner)
+
         if hi.is_const(1) and cap is None:
-            inner = scope.at(split.axis, spot(start))
-            self._step(split, stmts, inner, self.stage.begin(split, stmts, inner, True), rest)
+            self._step(split, stmts, scope.at(split.axis, spot(start)), None, rest)
             return
         trips = [hi] if cap is None else [hi, cap]
-        around = lambda n: spot(start + n * split.step)  # noqa: E731
-        batches = self.stage.begin(split, stmts, scope)
-        self.stage.prologue(batches, split, scope, trips, around)
+
+        def around(n: Expr) -> Spot:
+            return spot(start + n * split.step)
+
+        rings = self.stage.rings(split, stmts, scope)
+        self.stage.prologue(rings, split, scope, trips, around)
         state = self.leaf.state(stmts)
         builder = scope.builder.inner()
         args = tuple(Value(builder.names(v.name), v.type) for v in state)
         self.leaf.set_state(stmts, args)
         self.leaf.bounds[split.var] = (0, hi - 1)
         inner = scope.at(split.axis, around(sym(split.var))).inside(builder)
-        self._step(split, stmts, inner, batches, rest, sym(split.var), trips, around)
+        self._step(split, stmts, inner, rings, rest, sym(split.var), trips, around)
         if state:
             builder.add(Yield(self.leaf.state(stmts)))
         level = split.level if split.kind == GRID or split.level == "unroll" else ""
         op = For(split.var, hi, builder.block(args), cap, level, state)
         self.leaf.set_state(stmts, scope.builder.add(op, *(v.name for v in state)))
-        self.stage.drain(batches, scope)
+        self.stage.drain(rings, scope)
 
-    def _step(self, split: Split, stmts: Sequence[Stmt], scope: Scope, batches: Sequence[Batch],
-              rest: Callable[[Scope], None], step: Expr | None = None,
+    def _step(self, split: Split, stmts: Sequence[Stmt], scope: Scope,
+              rings: Sequence[Batch] | None, rest: Callable[[Scope], None], step: Expr = ZERO,
               trips: Sequence[Expr] = (), spot: Callable[[Expr], Spot] | None = None) -> None:
-        """The body of one loop step: what is placed here, then the loops further in."""
+        """The body of one loop step (the only one, if `rings` is None): what is placed here, then
+        the loops further in."""
         for s in stmts:
             if s.kind in ("place", "fold"):
                 self.leaf.allocate(s, split, scope)
         outer = dict(self.leaf.tiles)
         here = scope.env[split.axis]
-        tiles = self.stage.enter(batches, split, scope, step or Expr.of(0), trips,
+        batches = [*(rings or ()), *self.stage.plain(split, stmts, scope, rings is None)]
+        tiles = self.stage.enter(batches, split, scope, step, trips,
                                  spot or (lambda n: here))
         rest(scope)
         self.stage.leave(batches, scope, tiles)

@@ -14,7 +14,7 @@ from rung.core.op import Func
 from rung.core.types import I64
 from rung.loop.canonical import canonical
 from rung.loop.fuse import fuse
-from rung.program.ir import Module
+from rung.program.ir import Check, Module
 from rung.program.memory import ALIGN, Storage, place, plan
 from rung.program.outline import inline_applies, outline
 from rung.program.reinplace import reinplace
@@ -80,6 +80,24 @@ def test_an_input_is_not_overwritten() -> None:
     x, at, src = p.param("x", 8, 4), p.param("n", 2, dtype=I64), p.param("s", 2, 4)
     module = finished(p.done(p.scatter(x, 0, at, src)), 8)
     assert keywords(module) == ["kernel", "kernel", "return"]
+
+
+def _checked(in_front: bool) -> Func:
+    p = Prog()
+    cache, n = p.param("c", 8, 4, role="mutated"), p.param("n", 2, dtype=I64)
+    src = p.param("s", 2, 4, role="mutated")
+    if not in_front:
+        p.write(src, p.map("neg", src))
+    new = p.scatter(cache, 0, n, src)
+    p.b.add(Check(p.map("mul", n, 1), Expr.of(0), Expr.of(8), "IndexError", "out of range"))
+    p.write(cache, new)
+    return p.done()
+
+
+def test_checks_come_before_updates() -> None:
+    module = finished(_checked(True), 8)
+    assert keywords(module) == ["kernel", "check", "kernel", "return"]  # i64 map, check, scatter
+    assert "write" in keywords(finished(_checked(False), 8))
 
 
 def test_a_reshape_is_a_view() -> None:

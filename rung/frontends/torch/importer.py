@@ -233,6 +233,7 @@ class _Importer:
         elif _writes_back(node):
             dst, src = (self._arg(x) for x in node.args[:2])
             self._add(node, program.Write(dst, src), None)
+            self.env[node] = src  # the graph may return what it wrote
         elif isinstance(node.target, torch._ops.OpOverload):
             types = tuple(self._type(v) for v in _leaves(val))
             self._add(node, program.Call(str(node.target), self._args(node), types,

@@ -10,7 +10,7 @@ import numpy as np
 from rung.core.errors import Unsupported
 from rung.core.op import Value
 from rung.core.types import BOOL, dtype_of
-from rung.frontends.torch.emit import Emit, Number
+from rung.frontends.torch.emit import Emit, Number, axis_exprs
 from rung.tensor.ir import Contract, shape_of
 
 Dims = int | Sequence[int] | None

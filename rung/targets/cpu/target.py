@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 from rung.core.errors import LaunchError
 from rung.core.machine import Machine
@@ -13,7 +15,9 @@ from rung.core.op import Func
 from rung.targets.base import Launch, buffers_of, symbols_of
 from rung.targets.cpu.build import build
 from rung.targets.cpu.emit import emit
+from rung.targets.cpu.libraries import LIBRARIES, run
 from rung.targets.cpu.machine import MACHINES, NEEDS, features, host
+from rung.tile.atoms import Library, match_matmul
 from rung.tile.candidates_cpu import candidates
 from rung.tile.mapping import Mapping as TileMapping
 
@@ -24,6 +28,10 @@ class Cpu:
 
     name: str
     machine: Machine
+
+    @property
+    def libraries(self) -> Sequence[Library]:
+        return LIBRARIES
 
     def candidates(self, kernel: Func, machine: Machine, hints: Mapping[str, int]
                    ) -> Iterable[TileMapping]:
@@ -38,6 +46,17 @@ class Cpu:
             raise LaunchError(f"this CPU has no {', '.join(sorted(missing))}, which {self.name} "
                               f"needs")
         return bound(build(source, self.name), kernels)
+
+
+    def call(self, kernel: Func) -> Callable[..., None]:
+        mapping: TileMapping = kernel.attr("mapping")
+        mm = match_matmul(kernel.with_attr("mapping", None))
+        assert mm is not None
+        (use,), names = mapping.uses, [v.name for v in buffers_of(kernel)]
+
+        def call(*tensors: torch.Tensor) -> None:
+            run(use.atom, mm, dict(zip(names, tensors, strict=True)), tensors[-1])
+        return call
 
 
 def target(name: str) -> Cpu:

@@ -1,0 +1,19 @@
+"""The toy's machine table: invented, and small enough that tiling is never optional.
+
+Nothing is computed on from DRAM: what is read or written stands in the scratchpad, where DMA puts
+it. `atom` splits are the rows and depth of a matrix instruction, `lane` its columns.
+"""
+
+from __future__ import annotations
+
+from rung.core.machine import GRID, SEQ, UNROLL, VECTOR, Level, Machine, Rates, Space
+
+TOY = Machine(
+    "toy",
+    (Level("core", GRID, 1), Level("seq", SEQ), Level("pipe", SEQ), Level("atom", UNROLL),
+     Level("lane", VECTOR, 16)),
+    (Space("scratchpad", 64 << 10, 64e9, "core", explicit=True), Space("acc", 64 << 10, 256e9, "core"),
+     Space("dram", 1 << 34, 8e9)),
+    Rates(8e9, 64e9, {"f32": 16e9, "f64": 4e9, "i64": 4e9, "i32": 16e9}, 1e-6),
+    16, 64, ("dma",), ("mac16",), asynchronous=("dma",))
+MACHINES = {TOY.name: TOY}

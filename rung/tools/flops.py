@@ -1,0 +1,130 @@
+"""What a graph must compute and move: model FLOPs, and bytes with and without fusion.
+
+FLOPs count contractions only, as model FLOPs do: 2*m*n*k for a matmul, whatever its schedule; calls
+that torch has a formula for (`torch.utils.flop_counter`) count by it, other calls not at all.
+Bytes before fusion: every ATen op reads its tensors and writes its results, views nothing.
+After: every kernel reads and writes what it touches of its buffers, once; calls as before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import flop_registry
+
+from rung.core.cost import HINT, bound
+from rung.core.expr import Expr
+from rung.core.machine import Machine
+from rung.core.op import Block, Func, Op, Value
+from rung.core.types import TensorType
+from rung.frontends.torch.aten import is_view
+from rung.frontends.torch.calls import DTYPES, overload, to_torch
+from rung.program.ir import Apply, Call, Composite, KernelCall, Module, Write
+from rung.program.views import is_view as is_free
+from rung.tensor.ir import Contract
+
+Sizes = Mapping[str, int]
+ATTENTION = "_scaled_dot_product_"  # all of these cost what the flash kind costs
+
+
+@dataclass(frozen=True)
+class Flops:
+    """`total` of what is counted, and the targets of calls that are not."""
+
+    total: int
+    uncounted: tuple[str, ...] = ()
+
+
+def number(size: Expr, hints: Sizes) -> int:
+    """A size with its symbols at their hints."""
+    return int(size.evaluate({s: hints.get(s, HINT) for s in size.symbols()}))
+
+
+def flops(module: Module, hints: Sizes) -> Flops:
+    """The FLOPs of a module on the rung `tensor` (or `program`), outlined layers included."""
+    total, unknown = 0, dict[str, None]()
+    for op in _ops(module, module.main.body):
+        match op:
+            case Contract():
+                total += 2 * prod(number(n, hints) for n in op.sizes().values())
+            case Call() if not is_view(op):
+                found = _formula(op.target)
+                if found is None:
+                    unknown[op.target] = None
+                else:
+                    total += _by_formula(op, found, hints)
+    return Flops(total, tuple(unknown))
+
+
+def _ops(module: Module, block: Block) -> Iterator[Op]:
+    """The ops that a block runs, those of composites and of outlined layers included."""
+    for op in block.ops:
+        yield op
+        if isinstance(op, Composite):
+            yield from _ops(module, op.body)
+        elif isinstance(op, Apply):
+            yield from _ops(module, module.program(op.callee).body)
+
+
+def _formula(target: str) -> Callable[..., int] | None:
+    packet = overload(target).overloadpacket
+    if target.split(".")[1].startswith(ATTENTION) and "backward" not in target:
+        packet = torch.ops.aten._scaled_dot_product_flash_attention
+    found: Callable[..., int] | None = flop_registry.get(packet)
+    return found
+
+
+def _by_formula(call: Call, formula: Callable[..., int], hints: Sizes) -> int:
+    """torch's own count, on tensors without memory."""
+    def meta(value: Value) -> Any:
+        if not isinstance(value.type, TensorType):
+            return number(Expr.of(value.name), hints)
+        shape = [number(n, hints) for n in value.type.shape]
+        return torch.empty(shape, dtype=DTYPES.get(value.type.dtype), device="meta")
+
+    sizes = {s: hints.get(s, HINT) for _, a in call.args if isinstance(a, Expr)
+             for s in a.symbols()}
+    args = [to_torch(a, meta, sizes) for name, a in call.args if not name]
+    named = {name: to_torch(a, meta, sizes) for name, a in call.args if name}
+    outs = [meta(r) for r in call.results]
+    return int(formula(*args, **named, out_val=outs[0] if len(outs) == 1 else tuple(outs)))
+
+
+# --- bytes
+
+def size_of(value: Value, hints: Sizes) -> int:
+    """Bytes of a tensor."""
+    if not isinstance(value.type, TensorType):
+        return 0
+    return value.type.dtype.bytes * prod(number(n, hints) for n in value.type.shape)
+
+
+def bytes_of_op(op: Op, hints: Sizes) -> int:
+    """What one op that runs by itself reads and writes."""
+    if isinstance(op, Write):
+        return 2 * size_of(op.src, hints)
+    if is_view(op) or is_free(op) or not (op.results or isinstance(op, Call)):
+        return 0
+    read = sum(size_of(v, hints) for v in dict.fromkeys(op.operands()))
+    return read + sum(size_of(r, hints) for r in op.results)
+
+
+def bytes_before(program: Func, hints: Sizes) -> int:
+    """Bytes of a program of ATen calls, each run by itself."""
+    return sum(bytes_of_op(op, hints) for op in program.body.ops)
+
+
+def bytes_after(module: Module, machine: Machine, hints: Sizes) -> int:
+    """Bytes of the kernels and of the calls that are left, of a module on the rung `loop`."""
+    total = 0.0
+    for op in module.main.body.ops:
+        if isinstance(op, KernelCall):
+            cost = bound(module.kernel(op.callee), machine, hints)
+            total += cost.memory + cost.cache
+        else:
+            total += bytes_of_op(op, hints)
+    return int(total)

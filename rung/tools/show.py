@@ -1,0 +1,155 @@
+"""`rung show`: the text of a function's graphs on any rung, from the ATen graph to source.
+
+The dumps are input to `rung opt`: what they add (the user's lines, which graph of several) is
+comments. A graph that some rung cannot take is shown down to the rung before it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rung.core import origins
+from rung.core.errors import RungError
+from rung.core.op import Func, Op, Value, walk
+from rung.core.text import print_func
+from rung.pipeline import PASSES, Context, run_pass
+from rung.program.ir import KernelCall, Module
+from rung.targets.base import Target, target
+from rung.tools.capture import Capture, Graph, capture
+from rung.tools.given import EXPRESSION, Given, UserError
+
+RUNGS = ("torch", "program", "tensor", "loop", "tile", "kernel", "source")
+GRAPH = "# graph"  # starts the line before each of several graphs in a dump
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the options of `show` and `explain` say."""
+
+    rung: str = "all"
+    target: str = "cpu"
+    train: bool = False
+    mapping: str = ""
+
+
+def show(given: Given, request: Request) -> str:
+    """The text for stdout. RungError if a rung that was asked for cannot be reached."""
+    found = captured(given, request.train)
+    machine = target(request.target)
+    if request.rung == "all":
+        return "\n".join(_everything(found, machine, request))
+    if request.rung == "torch":
+        return _joined(found, [g.code for g in found.graphs])
+    reached = [module_at(g, machine, request) for g in found.graphs]
+    if request.rung == "source":
+        return machine.emit(all_kernels(reached))
+    return _joined(found, [annotated(m) for m in reached])
+
+
+def captured(given: Given, train: bool) -> Capture:
+    """The graphs; UserError if there is none. What Dynamo broke is told on stderr."""
+    found = capture(given, train)
+    if not found.graphs:
+        raise UserError(f"{given.label}: no graph was captured: there is no tensor operation")
+    for x in found.breaks:
+        print(f"rung: graph break at {x.line}: {x.reason.splitlines()[0]}", file=sys.stderr)
+    return found
+
+
+def _joined(found: Capture, texts: Sequence[str]) -> str:
+    """The graphs' texts, with a comment line before each if there are several."""
+    if len(texts) == 1:
+        return texts[0].rstrip() + "\n"
+    return "\n".join(f"{GRAPH} {n} of {len(texts)}: {g.kind}\n{text.rstrip()}\n"
+                     for n, (g, text) in enumerate(zip(found.graphs, texts, strict=True), 1))
+
+
+# --- going down
+
+def modules(graph: Graph, machine: Target, request: Request) -> Iterator[tuple[str, Module]]:
+    """(rung, module) of a graph, from `program` down."""
+    if graph.imported is None:
+        raise RungError(f"the {graph.kind} graph stays with torch: {graph.refused}")
+    module = Module((graph.imported.func,))
+    context = Context(machine)
+    for step, after in zip(PASSES, (*PASSES[1:], None), strict=True):
+        module = run_pass(step, module, context)
+        if after is None or after.rung != step.rung:
+            yield step.rung, module
+
+
+def module_at(graph: Graph, machine: Target, request: Request) -> Module:
+    """The module of a graph on the rung that was asked for."""
+    want = "kernel" if request.rung == "source" else request.rung
+    return next(m for rung, m in modules(graph, machine, request) if rung == want)
+
+
+def all_kernels(reached: Sequence[Module]) -> list[Func]:
+    """The kernels of several modules, those of the same name and text once."""
+    found: dict[str, Func] = {}
+    for kernel in (k for m in reached for k in m.kernels):
+        if str(found.setdefault(kernel.name, kernel)) != str(kernel):
+            raise RungError(f"two graphs have different kernels called {kernel.name}; "
+                            f"show them apart")
+    return list(found.values())
+
+
+# --- every rung at once
+
+def _everything(found: Capture, machine: Target, request: Request) -> Iterator[str]:
+    total = len(found.graphs)
+    for n, graph in enumerate(found.graphs, 1):
+        where = f", graph {n} of {total} ({graph.kind})" if total > 1 else ""
+        yield _section("torch", where, graph.code)
+        module = None
+        try:
+            for rung, module in modules(graph, machine, request):
+                yield _section(rung, where, annotated(module))
+        except RungError as error:
+            if graph.imported is not None:
+                raise
+            yield _section("stops", where, str(error))
+        else:
+            assert module is not None
+            yield _section("source", f" for {machine.name}{where}", machine.emit(module.kernels))
+
+
+def _section(rung: str, where: str, text: str) -> str:
+    title = f"{rung}{where} "
+    return f"{title:-<100}\n{text.rstrip()}\n"
+
+
+# --- the user's lines as comments
+
+def annotated(module: Module) -> str:
+    """The text of a module with the origins of its ops and kernels as comments."""
+    parts = [print_func(p, note) for p in module.programs]
+    for kernel in module.kernels:
+        lines = describe(sources_of(module, kernel))
+        parts.append("".join(f"# {kernel.name}: {x}\n" for x in lines) + str(kernel))
+    return "\n\n".join(parts) + "\n"
+
+
+def note(op: Op) -> str:
+    """The user's lines that an op of a program comes from; those of an expression say nothing."""
+    lines = {o.line for r in op.results for o in origins.of(r)}
+    return ", ".join(sorted(x for x in lines if x and not x.startswith(EXPRESSION)))
+
+
+def sources_of(module: Module, kernel: Func) -> list[Value]:
+    """The values that know where a kernel comes from: those in it, and what its calls give."""
+    calls = [op for p in module.programs for op in p.body.ops
+             if isinstance(op, KernelCall) and op.callee == kernel.name]
+    return [r for op in (*walk(kernel.body), *calls) for r in op.results]
+
+
+def describe(values: Sequence[Value], most: int = 8) -> list[str]:
+    """`file:line  code  (operators)` for each line that the values come from."""
+    lines: dict[tuple[str, str], dict[str, None]] = {}
+    for origin in dict.fromkeys(o for v in values for o in origins.of(v)):
+        lines.setdefault((origin.line, origin.code), {})[origin.target] = None
+    rows = [f"{line or '(no line)'}  {code}  ({', '.join(targets)})".replace("    ", " ")
+            for (line, code), targets in lines.items()]
+    return rows if len(rows) <= most else [*rows[:most], f"and {len(rows) - most} lines more"]

@@ -1,0 +1,49 @@
+"""Options and fixtures of all tests.
+
+Kernels that tests compile go to a folder of the session, not to the user's cache. `--update`
+writes goldens anew instead of comparing with them.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+if "RUNG_CACHE_DIR" not in os.environ:  # before anything reads it; workers of xdist inherit it
+    os.environ["RUNG_CACHE_DIR"] = tempfile.mkdtemp(prefix="rung-tests-")
+os.environ.setdefault("OMP_NUM_THREADS", "2")
+
+from rung.core import config  # noqa: E402
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update", action="store_true", help="write goldens anew")
+
+
+Golden = Callable[[Path, str], None]
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Golden:
+    """`golden(path, text)`: the file at `path` holds `text`; `--update` writes it."""
+    def same(path: Path, text: str) -> None:
+        if request.config.getoption("--update"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        assert path.exists(), f"{path} is missing; pytest --update writes it"
+        assert text == path.read_text(encoding="utf-8"), f"{path} differs; see pytest --update"
+    return same
+
+
+@pytest.fixture
+def settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """`settings(check=True)`: changes what the environment says, for one test."""
+    def change(**values: object) -> None:
+        now = replace(config.Settings.from_environment(), **values)  # type: ignore[arg-type]
+        monkeypatch.setattr(config, "_from_environment", lambda: now)
+    yield change
