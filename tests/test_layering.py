@@ -42,7 +42,12 @@ SHARED_BY_TARGETS = ("base", "c_family")
 ENVIRONMENT_READER = "rung.core.config"
 ENVIRONMENT = ("environ", "environb", "getenv", "getenvb")
 
-ALLOWED: dict[tuple[str, str], str] = {}
+ALLOWED: dict[tuple[str, str], str] = {
+    ("rung.frontends.torch.backend", "rung.pipeline"):
+        "torch calls the backend, and it hands over to the list of passes",
+    ("rung.frontends.torch.backend", "rung.targets.base"):
+        "the names of the targets, by which it checks the user's option",
+}
 """(importing module, imported prefix) -> the reason why this one exception stands."""
 
 

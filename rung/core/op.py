@@ -87,7 +87,10 @@ class Op:
 
     def operands(self) -> tuple[Value, ...]:
         """Values that the op itself reads, in field order; nested blocks not included."""
-        return tuple(_values(self))
+        known = self.__dict__.get("_operands")
+        if known is None:
+            known = self.__dict__["_operands"] = tuple(_values(self))
+        return known
 
     def blocks(self) -> tuple[Block, ...]:
         return tuple(x for _, x in attributes(self) if isinstance(x, Block))

@@ -129,7 +129,8 @@ class Copier:
         match op:
             case Load():
                 subs = self.subs(op.subs)
-                inside = [e for e in self.mask if not e.symbols().isdisjoint(free_axes(subs))]
+                axes = set(free_axes(subs))
+                inside = [e for e in self.mask if axes & e.symbols() or not free_axes((e,))]
                 mask = self.out.unproved([*map(self.expr, op.mask), *inside])
                 return replace(op, buf=self.values[op.buf], subs=subs, mask=mask)
             case Store():

@@ -18,7 +18,7 @@ from itertools import count
 from math import prod
 from typing import TypeAlias
 
-from rung.core import trace
+from rung.core import origins, trace
 from rung.core.cost import HINT, behind, is_contraction, is_fold
 from rung.core.expr import Expr
 from rung.core.op import Func, Op, Value
@@ -277,6 +277,7 @@ class _Fusion(Graph):
                    f"{plan.olds[1].func.name}", f"gains {plan.gain * 1e6:.2f} us")
         self.drop(plan.producer)
         for c, piece in zip(plan.consumers, plan.fused, strict=True):
+            origins.derive(piece.results, plan.olds[0].results)
             self.drop(c)
             self.put(c, piece)
         for n in sorted({m for c in plan.consumers for m in self.around(c)}):

@@ -126,6 +126,8 @@ class _Splice:
             found.append((needs, self.copy(store, axes, (*mask, *needs))))
             if not needs:
                 break
+        if not found:
+            raise Declined("no element of the producer is read")
         value = found[-1][1]  # the stores cover the buffer: the last needs no test
         for needs, other in reversed(found[:-1]):
             value = self.out.where(needs, other, value)
@@ -167,15 +169,13 @@ class _Splice:
 
     def keep(self, buffer: Value, subs: Sequence[Sub], value: Value) -> None:
         """Store the producer's value as well, where this instance is all of it, in order."""
-        plain = [str(s) for s in subs if isinstance(s, Expr) and s.is_symbol()]
-        rest = [s for s in subs if not (isinstance(s, Expr) and s is ZERO)]
         result = next(v for v, b in self.producer.outs.items() if b is buffer)
-        if len(set(plain)) < len(rest) or result in self.outs:
-            return
-        sizes = [n for s, n in zip(subs, shape(buffer), strict=True) if s is not ZERO]
-        if all(self.out.axes.get(a) is n for a, n in zip(plain, sizes, strict=True)):
-            out = self.declare(self.outs, result, buffer)
-            self.out.add(Store(out, tuple(subs), value))
+        axes = [str(s) for s, n in zip(subs, shape(buffer), strict=True) if not n.is_const(1)]
+        sizes = [n for n in shape(buffer) if not n.is_const(1)]
+        whole = len(set(axes)) == len(axes) and all(
+            self.out.axes.get(a) is n for a, n in zip(axes, sizes, strict=True))
+        if whole and result not in self.outs:
+            self.out.add(Store(self.declare(self.outs, result, buffer), tuple(subs), value))
 
 
 def splice(producer: Piece, consumer: Piece, kept: frozenset[Value] = frozenset()) -> Piece:

@@ -80,7 +80,8 @@ class Prelude:
 
     def type(self, dtype: DType, lanes: int = 1) -> str:
         """The C type of a value."""
-        return self._element("i32" if dtype == BOOL and lanes > 1 else dtype.name, lanes)
+        held = "i32" if dtype == BOOL else self._stored(dtype)
+        return self._element(held if lanes > 1 else dtype.name, lanes)
 
     def storage(self, dtype: DType) -> str:
         """The C type of an element in memory."""

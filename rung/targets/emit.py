@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rung.core.errors import LoweringError
-from rung.core.expr import Expr, to_source
+from rung.core.expr import Expr, sym, to_source
 from rung.core.op import Block, Effect, Func, Op, Value, uses, walk
 from rung.core.ops import Cast, Const, Map
 from rung.core.scalar import MONOIDS
@@ -28,6 +28,7 @@ from rung.kernel.ir import (
     KernelIndex,
     Load,
     Store,
+    Transfer,
     Yield,
 )
 from rung.targets.base import buffers_of, symbols_of
@@ -62,7 +63,7 @@ class Emitter:
         return "\n".join([head + " {", *self.lines, "}"])
 
     def _params(self) -> str:
-        written = {op.buf for op in walk(self.func.body) if isinstance(op, Store)}
+        written = {op_writes(op) for op in walk(self.func.body)}
         params = [f"{'' if v in written else 'const '}{self.p.storage(dtype_of(v.type))} "
                   f"*{self.style.restrict} {v.name}" for v in buffers_of(self.func)]
         return ", ".join(params + [f"long {s}" for s in symbols_of(self.func)])
@@ -84,6 +85,9 @@ class Emitter:
                 self._if(op)
             case Alloc():
                 self._alloc(op)
+            case Transfer():
+                self._flush_loads(op.dst)
+                self.transfer(op)
             case Barrier():
                 self._flush_loads(None)
                 self.barrier(op)
@@ -96,6 +100,40 @@ class Emitter:
 
     def barrier(self, op: Barrier) -> None:
         raise LoweringError("this target has no barriers")
+
+    def transfer(self, op: Transfer) -> None:
+        """A copy of a box as a nest of loops, element by element."""
+        if op.group:
+            raise LoweringError(f"this target has no {op.mover}")
+        for n, extent in enumerate(op.box):
+            e = element(n)
+            self.line("  " * n + f"for (long {e} = 0; {e} < {extent}; {e}++)")
+        self.line("  " * len(op.box) + self.moved(op))
+
+    def moved(self, op: Transfer) -> str:
+        """The statement that copies one element of a box."""
+        to = self._pointer(op.dst, *self.box_offset(op.dst, op.dst_at, op.box), {})
+        start = self._pointer(op.src, *self.box_offset(op.src, op.src_at, op.box), {})
+        cond = " && ".join(self.inside(op))
+        if isinstance(op.dst.type, TensorType):
+            return (f"if ({cond}) " if cond else "") + f"*({to}) = *({start});"
+        fill = self.p.constant(op.fill, dtype_of(op.dst.type))
+        return f"*({to}) = " + (f"{cond} ? *({start}) : {fill};" if cond else f"*({start});")
+
+    def inside(self, op: Transfer) -> list[str]:
+        """Conditions that an element of a box is among the valid ones."""
+        return [f"{element(n)} < {self.c(v)}" for n, (v, size) in
+                enumerate(zip(op.valid, op.box, strict=True))
+                if v.const_value is None or v.const_value < size]
+
+    def box_offset(self, buf: Value, at: Sequence[Expr | Value], box: Sequence[int]
+                   ) -> tuple[Expr, list[tuple[Value, Expr]]]:
+        """Offset of one element of a box, as `_offset` gives it."""
+        total, values = self._offset(buf, at, {})
+        lead = len(at) - len(box)
+        for n, (size, stride) in enumerate(zip(box, strides_of(buf)[lead:], strict=True)):
+            total = total + (sym(element(n)) * stride if size > 1 else 0)
+        return total, values
 
     def _flush_loads(self, buf: Value | None) -> None:
         """Write loads (of one buffer) that must not move past what follows."""
@@ -111,7 +149,7 @@ class Emitter:
     def _flush_for(self, op: Op) -> None:
         """Write what a loop or branch reads, and loads of buffers that it writes."""
         inside = {v for block in op.blocks() for o in walk(block) for v in o.operands()}
-        written = {o.buf for block in op.blocks() for o in walk(block) if isinstance(o, Store)}
+        written = {op_writes(o) for block in op.blocks() for o in walk(block)} - {None}
         for value, made in list(self.pending.items()):
             if isinstance(made, Const):
                 continue
@@ -389,6 +427,16 @@ class Emitter:
             self._body(block, op.results)
             self.depth -= 1
         self.line("}")
+
+
+def element(n: int) -> str:
+    """The variable that counts dimension n of a box."""
+    return f"n{n}_"
+
+
+def op_writes(op: Op) -> Value | None:
+    """The memory that an op writes."""
+    return op.buf if isinstance(op, Store) else op.dst if isinstance(op, Transfer) else None
 
 
 def points(value: Value) -> Iterator[dict[str, int]]:

@@ -21,7 +21,7 @@ from rung.core.ops import Cast, Const, Map
 from rung.core.rewrite import dead_code, merge_equal, rewrite, substitute
 from rung.core.scalar import cast
 from rung.core.types import TensorType, dtype_of
-from rung.program.ir import Call, Composite, Yield
+from rung.program.ir import Call, Composite, Write, Yield
 from rung.tensor.ir import Concat, Full, Index, Reduce, shape_of
 
 _EXACT = {("bf16", "f32"), ("f16", "f32"), ("bf16", "f64"), ("f16", "f64"), ("f32", "f64"),
@@ -30,14 +30,20 @@ _EXACT = {("bf16", "f32"), ("f16", "f32"), ("bf16", "f64"), ("f16", "f64"), ("f3
 
 def simplify(program: Func) -> Func:
     """`program` after one sweep of the rules, equal ops merged, dead ones dropped; exact."""
-    state = _Sweep()
+    ops = program.body.ops
+    first = next((n for n, op in enumerate(ops) if isinstance(op, Write)), len(ops))
+    state = _Sweep(frozenset(v for op in ops[first:] for v in op.operands()))
     return dead_code(merge_equal(rewrite(program, state.rule)))
 
 
 @dataclass
 class _Sweep:
-    """`made` knows the op behind each value; new ops go to `builder`."""
+    """`made` knows the op behind each value; new ops go to `builder`.
 
+    `late` values are read once parameters have been written, so they must not become a parameter.
+    """
+
+    late: frozenset[Value] = frozenset()
     made: dict[Value, Op] = field(default_factory=dict)
     builder: Builder = field(default_factory=Builder)
 
@@ -47,6 +53,8 @@ class _Sweep:
         for rule in RULES.get(type(op), ()):
             new = rule(self, op)
             if isinstance(new, Value):
+                if new.role == "mutated" and op.results[0] in self.late:
+                    continue
                 return (new,)
             if new is not None:
                 return self.again(replace(new, results=()), op.results[0].name)

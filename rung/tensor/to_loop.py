@@ -23,7 +23,7 @@ from rung.core.rewrite import dead_code
 from rung.core.scalar import SCALARS
 from rung.core.types import IndexType, TensorType, dtype_of
 from rung.loop import ir as loop
-from rung.program.ir import Composite, KernelCall, Module
+from rung.program.ir import Composite, KernelCall, Module, Write
 from rung.tensor.ir import (
     Concat,
     Contract,
@@ -51,13 +51,15 @@ class _Lowering:
     def __init__(self) -> None:
         self.kernels: list[Func] = []
         self.names = Names()
-        self.made: dict[Value, Op] = {}
+        self.made: dict[Value, Op] = {}  # what may be read through
 
     def program(self, func: Func) -> Func:
         ops: list[Op] = []
         names = Names([v.name for op in func.body.ops for v in op.results])
         self.made = {r: op for op in func.body.ops for r in op.results}
         for op in func.body.ops:
+            if isinstance(op, Write):  # later readers must not read the parameter in its new state
+                self.made = {v: x for v, x in self.made.items() if op.dst not in x.operands()}
             if isinstance(op, Composite):
                 raise LoweringError(f"the composite {op.target} is neither opened nor a call")
             if isinstance(op, LOWERED) and isinstance(op.result.type, TensorType):

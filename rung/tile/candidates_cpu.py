@@ -22,7 +22,7 @@ from rung.tile.price import known, nest_of, stride
 # Register tiles (rows, vectors): for 32 and 16 registers, and where the reduced axis is vectorised.
 WIDE = ((14, 2), (8, 3), (6, 4), (4, 4), (2, 8), (1, 8), (1, 4), (1, 1))
 NARROW = ((6, 2), (4, 3), (4, 2), (2, 4), (1, 8), (1, 4), (1, 1))
-REDUCED = ((4, 6), (6, 4), (2, 6), (1, 8), (1, 4), (4, 2), (1, 1))
+REDUCED = ((4, 6), (6, 4), (2, 6), (1, 8), (1, 4), (4, 2), (8, 1), (4, 1), (2, 1), (1, 1))
 SHARE = 1 << 15  # points of work under which threads are not worth starting
 BLOCK = 256  # elements of a contraction's axis between which the state waits in the output
 KEEP = 1 << 18  # bytes that a kept value may take
@@ -231,9 +231,19 @@ def _places(shape: Shape, lines: tuple[AxisLine, ...]) -> Iterator[tuple[Place, 
     """Keep what must be kept; with and without the costly maps that several phases read."""
     needed = [v for v in kept_folds(shape.kernel) if axes_of(v.type)]
     costly = [v for v in _costly(shape) if axes_of(v.type)]
-    for extra in ([], costly) if costly else ([],):
+    prologue = _prologue(shape, lines)
+    for extra in dict.fromkeys(((), tuple(costly), tuple(prologue))):
         places = tuple(p for v in (*needed, *extra) if (p := _place(shape, v, lines)))
         yield places
+
+
+def _prologue(shape: Shape, lines: tuple[AxisLine, ...]) -> list[Value]:
+    """What a contraction reads, if each core can compute it once before its part of the work."""
+    teams = any(x.splits[0][0] == "core" and x.splits[0][1] is not None for x in lines)
+    if shape.main is None or not teams:
+        return []
+    made = {r: op for op in shape.kernel.body.ops for r in op.results}
+    return [v for v in (shape.main.a, shape.main.b) if isinstance(made[v], Map)]
 
 
 def _place(shape: Shape, value: Value, lines: tuple[AxisLine, ...]) -> Place | None:
@@ -328,6 +338,8 @@ def _only_store(kernel: Func, main: loop.Contract) -> loop.Store | None:
     if len(readers) != 1 or not isinstance(readers[0], loop.Store):
         return None
     store = readers[0]
+    if behind[store] != {main.result}:  # another fold is not finished in every outer step
+        return None
     assert isinstance(store.buf.type, TensorType)
     plain = store.buf.type.dtype == main.acc and store.buf in kernel.outs
     return store if plain else None

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from rung.core.errors import LoweringError, MappingError
 from rung.core.expr import Expr, sym
 from rung.core.machine import GRID, THREAD, Machine
-from rung.core.op import Block, Func, Op, Value
+from rung.core.op import Func, Op, Value
 from rung.core.ops import Cast, Const, IndexValue, Map, Sub
 from rung.core.text import LANE
-from rung.core.types import ArrayType, DType, VecType, axes_of, dtype_of
+from rung.core.types import ArrayType, VecType, axes_of, dtype_of
 from rung.kernel.ir import (
     INTRINSICS,
     Alloc,
@@ -62,7 +62,7 @@ class Leaf:
         self.waiting: set[Op] = set()  # folds with a state in arrays that is not final
         self.tiles: dict[Op, Tile] = {}  # of placed buffers, at this step
         self.atoms = {u.contraction: u.atom for u in mapping.uses
-                      if INTRINSICS[u.atom].depth > 1}
+                      if u.atom in INTRINSICS and INTRINSICS[u.atom].depth > 1}
 
     # ---- state of running folds, as the walk threads it through loops and branches
     def state(self, stmts: Sequence[Stmt]) -> tuple[Value, ...]:
@@ -190,13 +190,12 @@ class Leaf:
         dims, shape = [], []
         for axis in axes:
             spot = scope.env[axis]
-            extent = self.nest.extents[axis].const_value if spot.block is None else spot.block
+            extent = self.nest.padded(axis) if spot.block is None else spot.block
             if extent is None:
                 raise MappingError(f"illegal: {value.name} needs an array over {axis}, whose "
                                    f"extent {self.nest.extents[axis]} is symbolic")
-            unit = self.nest.unit(axis)
             dims.append((axis, spot.base))
-            shape.append(-(-extent // unit) * unit)
+            shape.append(extent)
         panel = place.panel if place else None
         if panel:
             at = list(axes).index(panel[0])
@@ -253,7 +252,8 @@ class Leaf:
 
     def _put(self, value: Value, computed: Value, scope: Scope) -> None:
         stored, axes = self.arrays[value], axes_of(value.type)
-        access = self._shape_of(self._where(stored, scope), self._once(axes, (THREAD,)), scope, axes)
+        once = self._once(axes, (THREAD,))
+        access = self._shape_of(self._where(stored, scope), once, scope, axes)
         scope.builder.add(Store(stored.array, access.subs, computed, access.mask, access.lanes,
                                 access.unroll))
         scope.memo[value] = computed
@@ -293,7 +293,7 @@ class Leaf:
         op = stmt.op
         inputs = self._inputs(stmt, scope)
         spot = scope.env[stmt.folds]
-        if op in self.running and self.running[op]:
+        if self.running.get(op):
             self.running[op] = self._step(op, self.running[op], inputs, spot, scope)
             return
         stored = op in self.waiting

@@ -154,9 +154,18 @@ class Nest:
         """Elements of the innermost block of an axis: what one step of its last loop covers."""
         return prod(s.size or 1 for s in self.splits[axis] if s.kind not in LOOPS)
 
+    def span(self, axis: str) -> int:
+        """Elements that an axis must be padded to a multiple of: all threads' parts are whole."""
+        return max([self.unit(axis), *(s.step * (s.size or 1) for s in self.splits[axis]
+                                       if s.kind == THREAD)])
+
+    def among_threads(self, split: Split) -> bool:
+        """Whether a loop is inside each thread's part: it runs in full, under masks."""
+        return any(s.kind == THREAD and s.step > split.step for s in self.splits[split.axis])
+
     def padded(self, axis: str) -> int | None:
         """The extent rounded up to whole innermost blocks; None where it is symbolic."""
-        extent, unit = self.extents[axis].const_value, self.unit(axis)
+        extent, unit = self.extents[axis].const_value, self.span(axis)
         return None if extent is None else -(-extent // unit) * unit
 
     def block_at(self, axis: str, split: Split) -> int | None:
@@ -174,7 +183,7 @@ class Nest:
 
     def full(self, axis: str, base: Expr) -> Spot:
         """The innermost block at `base`; all inside the extent unless ragged blocks are masked."""
-        ragged = not (self.extents[axis] % self.unit(axis)).is_const(0)
+        ragged = not (self.extents[axis] % self.span(axis)).is_const(0)
         return self._cover(axis, base, None, self.masked and ragged)
 
     def ragged(self, axis: str, base: Expr, shrink: bool) -> Spot:

@@ -151,8 +151,11 @@ class _Pricing:
         wide = [a for a in nest_of(op) if self.lanes[a] > 1]
         if not wide:
             return 0.5
-        strided = any(stride(op, a) != 1 for a in wide)
-        return float(self.lanes[wide[0]]) if strided else 0.7
+        steps = max(stride(op, a) for a in wide)
+        if steps == 1:
+            return 0.7
+        far = steps * dtype_of(op.buf.type).bytes >= PAGE  # the lanes' lines share a cache set
+        return self.lanes[wide[0]] * (8.0 if far else 1.5)
 
     def _own(self, op: Op) -> float:
         count = self._vectors(nest_of(op))
@@ -200,14 +203,18 @@ class _Pricing:
         axes = nest_of(op)
         run = next((a for a in axes if stride(op, a) == 1), None)
         if run is None:
-            return 1.0 if not axes else 4.0
-        inner = [s for s in self.nest.loops if s.axis in axes]
-        last = inner[-1] if inner else None
-        covered = self.sizes[run] if last is None or last.axis == run else (
-            self.units[run] * self.lanes[run])
+            return 4.0 if axes else 1.0
+        others = [(n, s) for n, s in enumerate(self.nest.loops) if s.axis in axes
+                  and s.axis != run]
         size = dtype_of(op.buf.type).bytes
-        far = last is not None and last.axis != run and stride(op, last.axis) * size >= PAGE
-        return 1 + (6 if far else 1) * 256 / (covered * size + 1)
+        walks = [a for a in axes if self.lanes[a] * self.units[a] > 1 and a != run]
+        if not others and not walks:
+            return 1.0
+        depth, far = 0, False
+        if others:
+            depth, step = others[-1][0] + 1, others[-1][1]
+            far = stride(op, step.axis) * size >= PAGE
+        return 1 + (6 if far else 1) * 256 / (self._covered(run, depth) * size + 1)
 
 
 def known(expr: Expr, hints: Mapping[str, int]) -> int:

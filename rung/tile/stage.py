@@ -132,7 +132,8 @@ class Stage:
         self.nest, self.leaf, self.mapping = nest, leaf, mapping
         self.machine = nest.machine
         self.placed: dict[Op, tuple[tile.Place, Form]] = {}
-        self.arrays: dict[tuple[int, Op], Value] = {}
+        self.arrays: dict[tuple[Builder, Op], Value] = {}
+        self.home: Builder | None = None  # where a block's arrays are made once for all phases
         for op in kernel.body.ops:
             place = placed_buffer(op, mapping)
             if place:
@@ -187,13 +188,13 @@ class Stage:
 
     def _array(self, op: Access, form: Form, place: tile.Place, scope: Scope, ring: int
                ) -> Value:
-        key = id(scope.builder), op
+        key = self.home or scope.builder, op
         if key not in self.arrays:
             assert isinstance(op.buf.type, TensorType)
             shape = (*form.box[:-1], form.box[-1] + place.pad) if form.box else ()
             shape = (ring, *shape) if ring > 1 else shape
             kind = ArrayType(place.space, op.buf.type.dtype, shape)
-            self.arrays[key] = scope.builder.one(Alloc((kind,)), f"{op.buf.name}_tile")
+            self.arrays[key] = key[0].one(Alloc((kind,)), f"{op.buf.name}_tile")
         return self.arrays[key]
 
     # ---- in its steps

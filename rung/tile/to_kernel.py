@@ -11,19 +11,19 @@ The contract, in three rules:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from rung.core.errors import LoweringError, MappingError
+from rung.core.errors import MappingError
 from rung.core.expr import ZERO, Expr, sym
 from rung.core.machine import GRID, Machine
 from rung.core.op import Block, Builder, Func, Names, Op, Value, walk
 from rung.core.types import TensorType
-from rung.kernel.ir import For, If, Load, Unrolled, Yield
+from rung.kernel.ir import For, If, Unrolled, Yield
 from rung.loop import ir as loop
 from rung.tile.leaf import Leaf
 from rung.tile.mapping import Mapping
-from rung.tile.nest import Nest, Split, Spot
+from rung.tile.nest import LOOPS, Nest, Split, Spot
 from rung.tile.stage import Batch, Stage
 
 if TYPE_CHECKING:
@@ -94,6 +94,7 @@ class Walk:
     def launch(self, stmts: Sequence[Stmt], splits: Sequence[Split], scope: Scope) -> None:
         """The grid and thread loops of machines whose threads start all together, around all."""
         if not splits:
+            self.stage.home = scope.builder if self.machine.threaded else None
             self.emit(stmts, 0, scope)
             return
         split, builder = splits[0], scope.builder.inner()
@@ -151,6 +152,8 @@ class Walk:
     def _trips(self, split: Split, scope: Scope, end: Expr) -> tuple[Expr, Expr | None]:
         """Number of steps in the block, and the number until `end` where that may be fewer."""
         spot = scope.env[split.axis]
+        if self.nest.among_threads(split):
+            return Expr.of(split.size or 1), None
         total = end // split.step
         if spot.block is None:
             if split.size is not None:
@@ -240,7 +243,8 @@ class Walk:
                 builder.add(Yield(self.leaf.state(stmts)))
             blocks.append(builder.block())
         types = tuple(v.type for v in state)
-        out = scope.builder.add(If(tuple(conds), blocks[0], blocks[1], types), *(v.name for v in state))
+        op = If(tuple(conds), blocks[0], blocks[1], types)
+        out = scope.builder.add(op, *(v.name for v in state))
         self.leaf.set_state(stmts, out)
 
     def _for(self, split: Split, hi: Expr, cap: Expr | None, stmts: Sequence[Stmt], depth: int,
@@ -364,7 +368,7 @@ def _carry(name: str, buffer: str, stmts: list[Stmt], nest: Nest) -> None:
         if s.op.buf.type.dtype != acc:
             raise MappingError(f"illegal: {buffer} holds {s.op.buf.type.dtype}, the state of "
                                f"{name} is {acc}")
-    loops = [s for s in nest.splits[fold.folds] if s.var]
+    loops = [s for s in nest.splits[fold.folds] if s.kind in LOOPS]
     outer = frozenset(loops[:-1])
     fold.carried = outer
     for s in readers:

@@ -36,6 +36,10 @@ class UserError(RungError):
     """What the user gave cannot be read or run; the message says what and where."""
 
 
+class UsageError(UserError):
+    """The command line itself is wrong: it names what does not exist, or is no expression."""
+
+
 @dataclass(frozen=True)
 class Given:
     """A function or module to compile, and the arguments of one call."""
@@ -51,7 +55,7 @@ def from_expression(text: str) -> Given:
     try:
         tree = ast.parse(source, EXPRESSION, mode="eval")
     except SyntaxError as error:
-        raise UserError(f"not a Python expression: {error.msg}\n  {source}") from None
+        raise UsageError(f"not a Python expression: {error.msg}\n  {source}") from None
     linecache.cache[EXPRESSION] = (len(source), None, source.splitlines(True), EXPRESSION)
     calls = _Calls()
     function = _function(calls.visit(tree))
@@ -142,9 +146,9 @@ def from_file(text: str) -> Given:
     """What `FILE.py:BUILD` builds; UserError names what is missing or of the wrong kind."""
     path, _, name = text.rpartition(":")
     if not path or not name.isidentifier():
-        raise UserError(f"expected FILE.py:BUILD or -c EXPR, not {text!r}")
+        raise UsageError(f"expected FILE.py:BUILD or -c EXPR, not {text!r}")
     if not Path(path).is_file():
-        raise UserError(f"there is no file {path}")
+        raise UsageError(f"there is no file {path}")
     with _importing_from(Path(path).resolve().parent):
         build = _defined(path, name)
         torch.manual_seed(SEED)
@@ -169,7 +173,7 @@ def _defined(path: str, name: str) -> Callable[[], Any]:
     if not callable(scope.get(name)):
         known = sorted(n for n, x in scope.items() if callable(x) and not n.startswith("_")
                        and getattr(x, "__module__", "") == Path(path).stem)
-        raise UserError(f"{path} has no function {name!r}; it has {', '.join(known) or 'none'}")
+        raise UsageError(f"{path} has no function {name!r}; it has {', '.join(known) or 'none'}")
     build: Callable[[], Any] = scope[name]
     return build
 

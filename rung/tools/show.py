@@ -11,10 +11,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rung.core import origins
+from rung.core.config import Settings
 from rung.core.errors import RungError
 from rung.core.op import Func, Op, Value, walk
 from rung.core.text import print_func
-from rung.pipeline import PASSES, Context, run_pass
+from rung.pipeline import PASSES, Context, generated, read_mappings, run_pass
 from rung.program.ir import KernelCall, Module
 from rung.targets.base import Target, target
 from rung.tools.capture import Capture, Graph, capture
@@ -73,7 +74,8 @@ def modules(graph: Graph, machine: Target, request: Request) -> Iterator[tuple[s
     if graph.imported is None:
         raise RungError(f"the {graph.kind} graph stays with torch: {graph.refused}")
     module = Module((graph.imported.func,))
-    context = Context(machine)
+    context = Context(machine, Settings.from_environment().precision, graph.hints,
+                      read_mappings(request.mapping))
     for step, after in zip(PASSES, (*PASSES[1:], None), strict=True):
         module = run_pass(step, module, context)
         if after is None or after.rung != step.rung:
@@ -89,7 +91,7 @@ def module_at(graph: Graph, machine: Target, request: Request) -> Module:
 def all_kernels(reached: Sequence[Module]) -> list[Func]:
     """The kernels of several modules, those of the same name and text once."""
     found: dict[str, Func] = {}
-    for kernel in (k for m in reached for k in m.kernels):
+    for kernel in (k for m in reached for k in generated(m)):
         if str(found.setdefault(kernel.name, kernel)) != str(kernel):
             raise RungError(f"two graphs have different kernels called {kernel.name}; "
                             f"show them apart")
@@ -113,7 +115,7 @@ def _everything(found: Capture, machine: Target, request: Request) -> Iterator[s
             yield _section("stops", where, str(error))
         else:
             assert module is not None
-            yield _section("source", f" for {machine.name}{where}", machine.emit(module.kernels))
+            yield _section("source", f" for {machine.name}{where}", machine.emit(generated(module)))
 
 
 def _section(rung: str, where: str, text: str) -> str:

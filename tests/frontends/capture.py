@@ -22,7 +22,8 @@ from rung.program import ir as program
 def traced(fn: Callable[..., Any], args: Sequence[Any], mode: str = "fake") -> Imported:
     """The program of `fn`, traced below autograd; `mode` symbolic makes all sizes dynamic."""
     with torch.no_grad():
-        gm = make_fx(lambda *xs: _tuple(fn(*xs)), tracing_mode=mode)(*args)
+        gm = make_fx(lambda *xs: _tuple(fn(*xs)), tracing_mode=mode,
+                     _allow_non_fake_inputs=True)(*args)
     return import_graph(gm)
 
 

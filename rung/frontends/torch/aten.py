@@ -18,7 +18,7 @@ from typing import Any
 from rung.core import origins, trace
 from rung.core.errors import Unsupported, VerifyError
 from rung.core.expr import ONE, Expr
-from rung.core.op import Builder, Func, Op, Value, names_of
+from rung.core.op import Block, Builder, Func, Op, Value, names_of, walk
 from rung.core.rewrite import dead_code
 from rung.core.types import TensorType, Type
 from rung.frontends.torch.calls import bind, overload, schema_of
@@ -99,7 +99,8 @@ class _Lowering:
                  zip(call.results, values, strict=True) if v in made}
         for op in _named(inner.ops, names):
             self.builder.ops.append(op)
-            origins.derive(op.results, call.results)
+            for part in walk(Block((), (op,))):
+                origins.derive(part.results, call.results)
         self.new.update((old, names.get(v, v)) for old, v in
                         zip(call.results, values, strict=True))
         return True

@@ -24,6 +24,7 @@ from rung.core.op import Value
 from rung.core.types import INDEX
 from rung.frontends.torch import compat
 from rung.frontends.torch.importer import Imported, import_graph
+from rung.targets.base import TARGETS
 
 log = logging.getLogger("rung")
 aten = torch.ops.aten
@@ -32,11 +33,9 @@ DECOMPOSED = [
     aten.addcdiv, aten.addcmul, aten.gelu_backward, aten.hardtanh, aten.hardtanh_backward,
     aten.leaky_relu, aten.leaky_relu_backward, aten.lerp, aten.mse_loss, aten.mse_loss_backward,
     aten.native_layer_norm_backward, aten.select_backward, aten.sigmoid_backward,
-    aten.silu_backward, aten.slice_backward, aten.softplus, aten.softplus_backward,
+    aten.silu_backward, aten.slice_backward, aten.softplus_backward,
     aten.tanh_backward]
 """Operators that torch may write out in terms of others: those whose parts are all in the table."""
-
-TARGETS = ("cpu", "cpu.avx512", "cpu.avx2", "cpu.base")
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ class Options:
             if not isinstance(value, kind):
                 raise TypeError(f"rung's option {name} is a {kind.__name__}, not {value!r}")
         made = Options(**{**defaults, **given})  # type: ignore[arg-type]
-        _one_of("target", made.target, TARGETS)
+        _one_of("target", made.target, tuple(TARGETS))
         _one_of("precision", made.precision, PRECISIONS)
         return made
 

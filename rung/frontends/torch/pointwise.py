@@ -88,6 +88,8 @@ def power(e: Emit, x: Value, exponent: float) -> Value:
     """The exponents for which torch has kernels of their own; a cube of bf16 rounds twice."""
     a = e.operand(x, e.dtype)
     match float(exponent):
+        case 1.0:
+            out = a
         case 2.0:
             out = e.map("mul", a, a)
         case 3.0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -60,9 +60,12 @@ class Cpu:
 
 
 def target(name: str) -> Cpu:
-    """The target of a name in `base.TARGETS`; `cpu` is the widest that runs here."""
+    """The target of a name in `base.TARGETS`; `cpu` is the widest that runs here.
+
+    Prices count on as many cores as torch has threads now; kernels run with what it has then.
+    """
     machine = host() if name == "cpu" else MACHINES[name]
-    return Cpu(machine.name, machine)
+    return Cpu(machine.name, replace(machine, cores=torch.get_num_threads()))
 
 
 def bound(path: Path, kernels: Sequence[Func]) -> dict[str, Launch]:

@@ -12,8 +12,8 @@ TOY = Machine(
     "toy",
     (Level("core", GRID, 1), Level("seq", SEQ), Level("pipe", SEQ), Level("atom", UNROLL),
      Level("lane", VECTOR, 16)),
-    (Space("scratchpad", 64 << 10, 64e9, "core", explicit=True), Space("acc", 64 << 10, 256e9, "core"),
-     Space("dram", 1 << 34, 8e9)),
+    (Space("scratchpad", 64 << 10, 64e9, "core", explicit=True),
+     Space("acc", 64 << 10, 256e9, "core"), Space("dram", 1 << 34, 8e9)),
     Rates(8e9, 64e9, {"f32": 16e9, "f64": 4e9, "i64": 4e9, "i32": 16e9}, 1e-6),
     16, 64, ("dma",), ("mac16",), asynchronous=("dma",))
 MACHINES = {TOY.name: TOY}

@@ -1,0 +1,199 @@
+"""The command `rung`: what it understands, its exit codes and its messages.
+
+stdout carries the result alone; headings, warnings and what the user's program prints go to stderr.
+Exit codes: 0 done, 1 the program or its compilation failed, 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
+from typing import NoReturn
+
+from rung.core.config import PRECISIONS, Settings
+from rung.core.errors import RungError
+
+PASSED, FAILED, USAGE, PIPE, INTERRUPTED = 0, 1, 2, 141, 130
+RUNGS = ("torch", "program", "tensor", "loop", "tile", "kernel", "source")
+WHAT = "-c EXPR, or FILE.py:BUILD"
+
+
+class Parser(argparse.ArgumentParser):
+    """One that speaks as the rest of `rung` does."""
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(USAGE, f"rung: error: {message}\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; gives the exit code."""
+    try:
+        settings = Settings.from_environment()
+    except ValueError as error:
+        return _complain(str(error), USAGE)
+    args = parser().parse_args(argv)
+    try:
+        text = args.run(args)
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader has seen enough; Python must not flush again at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except (RungError, OSError) as error:
+        if settings.debug:
+            raise
+        return _complain(str(error) or type(error).__name__, _code(error))
+    except Exception as error:
+        if settings.debug:
+            raise
+        return _complain(f"a bug in rung: {type(error).__name__}: {error} (RUNG_DEBUG=1 shows "
+                         f"where)", FAILED)
+    return PASSED
+
+
+def _complain(message: str, code: int) -> int:
+    print(f"rung: error: {message}", file=sys.stderr)
+    return code
+
+
+def _code(error: Exception) -> int:
+    from rung.targets.base import UnknownTarget
+    from rung.tools.given import UsageError
+
+    return USAGE if isinstance(error, UsageError | UnknownTarget) else FAILED
+
+
+# --- commands; each imports what it needs, so that `--help` does not load torch
+
+def _show(args: argparse.Namespace) -> str:
+    from rung.tools import show
+
+    return _of_a_function(args, show.show)
+
+
+def _explain(args: argparse.Namespace) -> str:
+    from rung.tools import explain
+
+    return _of_a_function(args, explain.explain)
+
+
+def _of_a_function(args: argparse.Namespace, run: Callable[..., str]) -> str:
+    from rung.tools import given, show
+
+    request = show.Request(getattr(args, "rung", "all"), args.target, args.train, args.mapping)
+    with redirect_stdout(sys.stderr):  # the user's program may print
+        what = (given.from_expression(args.expression) if args.expression is not None
+                else given.from_file(args.build))
+        return run(what, request)
+
+
+def _opt(args: argparse.Namespace) -> str:
+    from rung.tools import opt
+
+    passes = tuple(x for x in args.passes.split(",") if x)
+    return opt.opt(args.file, opt.Request(passes, args.to, args.target, args.run_it))
+
+
+def _bench(args: argparse.Namespace) -> str:
+    from rung.tools import bench
+
+    against = tuple(x for x in args.against.split(",") if x)
+    return bench.bench(args.name, bench.Request(against, args.json, args.quick, args.target))
+
+
+# --- the parser
+
+def parser() -> Parser:
+    """All commands and options."""
+    made = Parser(prog="rung", description="An ML compiler one can read: see every step from a "
+                  "PyTorch function to the kernels that run it.", epilog=_epilog(),
+                  formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--version", action="version", version=_version())
+    commands = made.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    show = _command(commands, "show", "print a function on every rung, or on one of them", _show)
+    show.add_argument("--rung", choices=(*RUNGS, "all"), default="all",
+                      help="only this rung, with nothing else on stdout (default: all)")
+    _function_options(show)
+    explain = _command(commands, "explain", "tell what became of a function, and why", _explain)
+    _function_options(explain)
+    opt = _command(commands, "opt", "read a dump, run passes on it, and print it", _opt)
+    opt.add_argument("file", metavar="FILE.ir", help="a dump of `rung show`; - is stdin")
+    opt.add_argument("--passes", default="", metavar="A,B", help="run these passes")
+    opt.add_argument("--to", choices=RUNGS[1:], default="", help="lower to this rung")
+    _target_option(opt)
+    opt.add_argument("--run", dest="run_it", action="store_true",
+                     help="run the text before and after on random arguments, and compare")
+    _bench_options(_command(commands, "bench", "measure against eager and Inductor", _bench))
+    return made
+
+
+def _command(commands: argparse._SubParsersAction[Parser], name: str, text: str,
+             run: Callable[[argparse.Namespace], str]) -> Parser:
+    made = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+    made.set_defaults(run=run)
+    return made
+
+
+def _function_options(made: Parser) -> None:
+    what = made.add_mutually_exclusive_group(required=True)
+    what.add_argument("-c", dest="expression", metavar="EXPR",
+                      help="an expression; torch, nn and F are in scope, and the results of "
+                      "torch.randn and other factories are the inputs")
+    what.add_argument("build", nargs="?", metavar="FILE.py:BUILD",
+                      help="BUILD() returns (function or module, example arguments)")
+    _target_option(made)
+    made.add_argument("--train", action="store_true", help="the forward and backward graphs")
+    made.add_argument("--mapping", default="", metavar="FILE", help="mappings to use, by kernel")
+
+
+def _target_option(made: Parser) -> None:
+    made.add_argument("--target", default=Settings.from_environment().target or "cpu",
+                      metavar="NAME", help="the machine: " + ", ".join(_targets())
+                      + " (default: RUNG_TARGET, else cpu, which is this machine's best)")
+
+
+def _bench_options(made: Parser) -> None:
+    from rung.tools.benchmarks import NAMES
+
+    made.add_argument("name", nargs="?", choices=NAMES, metavar="NAME",
+                      help=f"one of {', '.join(NAMES)} (default: all but the slow ones)")
+    made.add_argument("--against", default="eager,inductor", metavar="A,B",
+                      help="what to compare with (default: eager,inductor)")
+    made.add_argument("--json", default="", metavar="FILE", help="write the figures here too")
+    made.add_argument("--quick", action="store_true", help="tiny sizes: does it run at all?")
+    _target_option(made)
+
+
+def _targets() -> Sequence[str]:
+    from rung.targets.base import TARGETS
+
+    return tuple(TARGETS)
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return f"rung {version('rung')}"
+    except PackageNotFoundError:
+        return "rung (not installed)"
+
+
+def _epilog() -> str:
+    """The options of torch.compile's `options=` and the environment's variables."""
+    options = [("target", f"{', '.join(_targets())}"), ("precision", " or ".join(PRECISIONS)),
+               ("mappings", "a file of mappings to use, by kernel"),
+               ("strict", "raise where a graph would otherwise run without rung")]
+    rows = [f"  {name:<16} {text}" for name, text in options]
+    rows += ["", "environment variables:"]
+    rows += [f"  {name:<16} {text} (default: {default})"
+             for name, text, default in Settings.describe()]
+    return "\n".join(['options of torch.compile(model, backend="rung", options={...}):', *rows,
+                      "", "exit codes: 0 done, 1 the program or its compilation failed, "
+                      "2 wrong usage"])

@@ -1,0 +1,248 @@
+"""CUDA C++ of a set of kernels: one file that includes nothing, an `extern "C"` kernel for each.
+
+Grid loops become digits of blockIdx.x, thread loops of threadIdx.x; a block's arrays lie in one
+arena of shared memory. Buffers are taken to be aligned to 16 bytes, as allocators align them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from rung.core.expr import Expr, to_source
+from rung.core.machine import GRID, THREAD
+from rung.core.op import Func, Op, walk
+from rung.core.scalar import MONOIDS
+from rung.core.types import ArrayType, VecType, dtype_of
+from rung.kernel.barriers import insert_barriers
+from rung.kernel.ir import Alloc, Barrier, Combine, Commit, For, Transfer, Wait
+from rung.targets.c_cuda import CudaPrelude
+from rung.targets.cuda.machine import SM90
+from rung.targets.emit import Emitter, Style, element, strides_of
+
+STATIC = 48 << 10  # bytes of shared memory that need no attribute of the launch
+KINDS = {level.name: level.kind for level in SM90.levels}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How a kernel is launched: blocks (of the size symbols), threads, dynamic shared bytes."""
+
+    blocks: Expr
+    threads: int
+    dynamic: int
+
+
+def launch_loops(func: Func, kind: str) -> list[For]:
+    """The grid or thread loops of a kernel, outermost first."""
+    return [op for op in walk(func.body) if isinstance(op, For) and KINDS.get(op.level) == kind]
+
+
+def launch_shape(func: Func) -> Shape:
+    """The launch of a kernel."""
+    blocks = Expr.of(1)
+    for op in launch_loops(func, GRID):
+        blocks = blocks * op.hi
+    size = shared_bytes(func)
+    return Shape(blocks, threads_of(func), size if size > STATIC else 0)
+
+
+def threads_of(func: Func) -> int:
+    return prod(op.hi.const_value or 1 for op in launch_loops(func, THREAD))
+
+
+def shared_bytes(func: Func) -> int:
+    """Bytes of a block's arena: all arrays, and a place where warps exchange partial folds."""
+    ops = list(walk(func.body))
+    names = {op.var for op in launch_loops(func, THREAD)}
+    sizes = [_rounded(t.bytes) for op in ops if isinstance(op, Alloc) for t in op.types
+             if isinstance(t, ArrayType)]
+    wide = [dtype_of(op.x.type).bytes for op in ops if isinstance(op, Combine) and op.axis in names]
+    return sum(sizes) + threads_of(func) * max(wide, default=0)
+
+
+def _rounded(size: int) -> int:
+    return -(-size // 16) * 16
+
+
+class CudaEmitter(Emitter):
+    """One kernel, as each thread sees it."""
+
+    def __init__(self, func: Func, prelude: CudaPrelude):
+        self.threads = threads_of(func)
+        head = f'extern "C" __global__ void __launch_bounds__({self.threads}) {{name}}({{params}})'
+        super().__init__(func, prelude, Style("__restrict__", head))
+        self.used = 0
+        self.strides: dict[str, int] = {}  # of each thread loop, in threads
+
+    def source(self) -> str:
+        size = shared_bytes(self.func)
+        if size > STATIC:
+            self.line("extern __shared__ __align__(16) unsigned char arena[];")
+        elif size:
+            self.line(f"__shared__ __align__(16) unsigned char arena[{size}];")
+        self.line("const int tid = threadIdx.x;")
+        self._digits(GRID, "blockIdx.x")
+        self._digits(THREAD, "tid")
+        return super().source()
+
+    def _digits(self, kind: str, index: str) -> None:
+        """Declare the variables of grid or thread loops; the last one runs fastest."""
+        inner = Expr.of(1)
+        for op in reversed(launch_loops(self.func, kind)):
+            text = index if inner.is_const(1) else f"{index} / ({self.c(inner)})"
+            if op is not launch_loops(self.func, kind)[0]:
+                text = f"{text} % ({self.c(op.hi)})"
+            self.line(f"const {'long' if kind == GRID else 'int'} {op.var} = {text};")
+            self.strides[op.var] = inner.const_value or 0
+            inner = inner * op.hi
+
+    # ---- statements
+    def statement(self, op: Op) -> None:
+        match op:
+            case Commit():
+                self.line(f"cp_async_commit();  // {op.group}")
+            case Wait():
+                self.line(f"cp_async_wait<{op.pending}>();  // {op.group}")
+            case For() if KINDS.get(op.level) in (GRID, THREAD):
+                for inner in op.body.ops:
+                    self.statement(inner)
+            case Combine() if op.axis in self.strides:
+                super().statement(op)
+                self._force(op.result)  # all threads take part, so not inside a condition
+            case _:
+                super().statement(op)
+
+    def open_loop(self, op: For, end: str) -> None:
+        if op.level == "unroll":
+            self.line("#pragma unroll")
+        kind = "int" if op.hi.const_value is not None else "long"
+        self.line(f"for ({kind} {op.var} = 0; {op.var} < {end}; {op.var}++) {{")
+
+    def barrier(self, op: Barrier) -> None:
+        self.line("__syncthreads();")
+
+    def _alloc(self, op: Alloc) -> None:
+        (t,) = op.types
+        assert isinstance(t, ArrayType)
+        kind = self.p.storage(t.dtype)
+        self.line(f"{kind} *const {op.result.name} = ({kind} *)(arena + {self.used});")
+        self.used += _rounded(t.bytes)
+
+    # ---- folds over threads
+    def _combine(self, op: Combine, point: Mapping[str, int]) -> str:
+        if op.axis not in self.strides:
+            return super()._combine(op, point)
+        t = op.x.type
+        assert isinstance(t, VecType)
+        (count,) = [x.hi.const_value for x in launch_loops(self.func, THREAD) if x.var == op.axis]
+        kind = self.p.type(t.dtype)
+        step = self.p.call(MONOIDS[op.monoid].combine, t.dtype, 1, ["a", "b"])
+        place = shared_bytes(self.func) - self.threads * t.dtype.bytes
+        return (f"combine<{count}, {self.strides[op.axis]}, {self.threads}>("
+                f"{self.get(op.x, point)}, [](const {kind} a, const {kind} b) "
+                f"{{ return {step}; }}, ({kind} *)(arena + {place}))")
+
+    # ---- transfers
+    def transfer(self, op: Transfer) -> None:
+        """All threads of the block share the copy; neighbours take neighbouring elements."""
+        width = self._width(op) if op.group else 0
+        box = [*op.box[:-1], op.box[-1] // max(width, 1)] if op.box else []
+        total = prod(box)
+        steps = -(-total // self.threads)
+        if steps <= 8:
+            self.line("#pragma unroll")
+        self.line(f"for (int n_ = tid; n_ < {total}; n_ += {self.threads}) {{")
+        self.depth += 1
+        rest = "n_"
+        for n in reversed(range(len(box))):
+            digit = f"{rest} % {box[n]}" if n else rest
+            scale = f" * {width}" if width > 1 and n == len(box) - 1 else ""
+            self.line(f"const int {element(n)} = ({digit}){scale};")
+            rest = f"{rest} / {box[n]}"
+        self.line(self._async(op, width) if width else self.moved(op))
+        self.depth -= 1
+        self.line("}")
+
+    def _async(self, op: Transfer, width: int) -> str:
+        size = width * dtype_of(op.dst.type).bytes
+        to = self._pointer(op.dst, *self.box_offset(op.dst, op.dst_at, op.box), {})
+        start = self._pointer(op.src, *self.box_offset(op.src, op.src_at, op.box), {})
+        cond = " && ".join(self.inside(op))
+        return f"cp_async<{size}>({to}, {start}, {f'{cond} ? {size} : 0' if cond else size});"
+
+    def _width(self, op: Transfer) -> int:
+        """Elements of one asynchronous copy; 0 where its rules (4, 8 or 16 B, aligned) forbid it."""
+        size = dtype_of(op.dst.type).bytes
+        if op.fill != 0 or not op.box or not isinstance(op.dst.type, ArrayType):
+            return 0
+        for total in (16, 8, 4):
+            if total % size == 0 and self._aligned(op, total // size):
+                return total // size
+        return 0
+
+    def _aligned(self, op: Transfer, n: int) -> bool:
+        sides = ((op.dst, op.dst_at), (op.src, op.src_at))
+        steps = [s for value, _ in sides for s in strides_of(value)[:-1]]
+        ends = [at[-1] for _, at in sides] + [e for e in op.valid[-1:] if not _covers(e, op.box)]
+        unit = all(strides_of(value)[-1].is_const(1) for value, _ in sides)
+        return unit and op.box[-1] % n == 0 and all(
+            isinstance(e, Expr) and (e % n).is_const(0) for e in (*steps, *ends))
+
+
+def _covers(valid: Expr, box: Sequence[int]) -> bool:
+    return valid.const_value is not None and valid.const_value >= box[-1]
+
+
+HELPERS = """\
+template <int BYTES>
+static __device__ __forceinline__ void cp_async(void *to, const void *from, int bytes) {
+  const unsigned at = (unsigned)__cvta_generic_to_shared(to);
+  if (BYTES == 16)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(at), "l"(from), "r"(bytes));
+  else
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
+                 :: "r"(at), "l"(from), "n"(BYTES), "r"(bytes));
+}
+static __device__ __forceinline__ void cp_async_commit() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int PENDING> static __device__ __forceinline__ void cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;" :: "n"(PENDING) : "memory");
+}
+// Folds x over COUNT threads that are STRIDE apart; every thread gets the result. All powers of 2.
+template <int COUNT, int STRIDE, int THREADS, class T, class F>
+static __device__ __forceinline__ T combine(T x, F fold, T *place) {
+  constexpr int near = STRIDE >= 32 ? 1 : COUNT * STRIDE <= 32 ? COUNT : 32 / STRIDE;
+  const int tid = threadIdx.x;
+  const unsigned mask = (tid | 31) < THREADS ? 0xffffffffu : (1u << THREADS % 32) - 1;
+#pragma unroll
+  for (int o = STRIDE; o < near * STRIDE; o *= 2) x = fold(x, __shfl_xor_sync(mask, x, o));
+  if (near == COUNT) return x;
+  constexpr int far = COUNT / near, step = STRIDE * near;
+  __syncthreads();
+  place[tid] = x;
+  __syncthreads();
+  const int first = tid / (STRIDE * COUNT) * (STRIDE * COUNT) + tid % step;
+  x = place[first];
+#pragma unroll
+  for (int n = 1; n < far; n++) x = fold(x, place[first + n * step]);
+  return x;
+}
+"""
+
+
+def emit(kernels: Sequence[Func]) -> str:
+    """One source for all kernels; the launch of each is `launch_shape`."""
+    prelude = CudaPrelude()
+    done = [insert_barriers(k, ("shared",)) for k in kernels]
+    bodies = [CudaEmitter(k, prelude).source() for k in done]
+    return prelude.text() + "\n" + HELPERS + "\n" + "\n\n".join(bodies) + "\n"
+
+
+def blocks_text(func: Func) -> str:
+    """The number of blocks as a C expression of the size symbols."""
+    return to_source(launch_shape(func).blocks, lambda name: name)
+
+

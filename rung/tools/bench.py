@@ -1,0 +1,134 @@
+"""`rung bench`: Rung against eager and Inductor, in one process, in alternating rounds.
+
+Out: a table of medians and ratios, and with `--json` all figures together with what they depend on.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from rung.targets.base import Target, target
+from rung.tools import first_call
+from rung.tools.benchmarks import BENCHMARKS, FIRST_CALL, Benchmark
+from rung.tools.given import UsageError, inputs_of
+from rung.tools.measure import alternate, fma_peak, machine_facts, median, spread
+
+KNOWN = ("eager", "inductor")
+SEED = 0
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the options of `bench` say."""
+
+    against: tuple[str, ...] = KNOWN
+    json: str = ""
+    quick: bool = False
+    target: str = "cpu"
+
+
+def bench(name: str | None, request: Request) -> str:
+    """The table for stdout; progress goes to stderr."""
+    if unknown := [x for x in request.against if x not in KNOWN]:
+        raise UsageError(f"cannot measure against {unknown[0]!r}; there are {', '.join(KNOWN)}")
+    machine = target(request.target)
+    chosen = [b for b in BENCHMARKS if b.name == name or (name is None and not b.slow)]
+    rows = [measured(b, machine, request) for b in chosen]
+    if name in (None, FIRST_CALL):
+        rows.append(first_calls(request))
+    facts = machine_facts() | {"target": machine.name, "seed": SEED}
+    if request.json:
+        Path(request.json).write_text(json.dumps(facts | {"results": rows}, indent=2) + "\n")
+    head = ", ".join(f"{key} {value}" for key, value in facts.items())
+    return "\n".join([head, *_table(rows, request.against)]) + "\n"
+
+
+def measured(case: Benchmark, machine: Target, request: Request) -> dict[str, Any]:
+    """One benchmark: medians, compile times, the largest difference to eager."""
+    print(f"rung: measuring {case.name}", file=sys.stderr)
+    torch.manual_seed(SEED)
+    function, args = case.build(request.quick)
+    torch._dynamo.reset()
+    calls: dict[str, Callable[[], Any]] = {}
+    compile_seconds = {}
+    with torch.no_grad():
+        for name in ("rung", *request.against):
+            run = _compiled(function, name, machine)
+            start = perf_counter()
+            run(*args)
+            compile_seconds[name] = perf_counter() - start
+            calls[name] = lambda run=run: run(*args)  # type: ignore[misc]
+        difference = _difference(function(*args), calls["rung"]())
+        times = alternate(calls, *((3, 0.002) if request.quick else ()))
+    row: dict[str, Any] = {
+        "name": case.name, "what": case.what, "difference": difference,
+        "seconds": {name: median(t) for name, t in times.items()},
+        "spread": {name: spread(t) for name, t in times.items()},
+        "first_call_seconds": compile_seconds,
+        "ratio": {name: median(times[name]) / median(times["rung"]) for name in request.against}}
+    if work := case.flops(request.quick):
+        row |= _share(work, row["seconds"]["rung"], machine)
+    return row
+
+
+def _compiled(function: Callable[..., Any], name: str, machine: Target) -> Callable[..., Any]:
+    if name == "eager":
+        return function
+    if name == "rung":
+        return torch.compile(function, backend="rung", options={"target": machine.name})
+    return torch.compile(function)
+
+
+def _difference(want: Any, have: Any) -> float:
+    """The largest difference, as a share of the largest value."""
+    pairs = zip(inputs_of((want,)), inputs_of((have,)), strict=True)
+    return max((float((a.double() - b.double()).abs().max() / a.double().abs().max().clamp(1e-30))
+                for a, b in pairs), default=0.0)
+
+
+def _share(work: int, seconds: float, machine: Target) -> dict[str, float]:
+    """FLOP/s, and their share of what the cores in use can do."""
+    peak = fma_peak(machine) * torch.get_num_threads()
+    return {"flops": work / seconds, "peak_flops": peak, "share_of_peak": work / seconds / peak}
+
+
+def first_calls(request: Request) -> dict[str, Any]:
+    """The first call of floor(x) + 1 in a new process, for each backend."""
+    found = {}
+    for name in ("rung", *request.against):
+        print(f"rung: measuring the first call under {name}", file=sys.stderr)
+        found[name] = first_call.measure(name)
+    return {"name": FIRST_CALL, "what": "floor(x) + 1 in a new process, from the call on",
+            "first_call": found}
+
+
+# --- the table
+
+def _table(rows: Sequence[dict[str, Any]], against: Sequence[str]) -> Iterator[str]:
+    timed = [r for r in rows if "seconds" in r]
+    if timed:
+        names = "".join(f"{name:>12}" for name in ("rung", *against))
+        yield f"{'':<12}{names}  " + "  ".join(f"{name}/rung" for name in against)
+    for row in timed:
+        figures = "".join(f"{_time(t):>12}" for t in row["seconds"].values())
+        ratios = "  ".join(f"{row['ratio'][name]:{len(name) + 5}.2f}" for name in against)
+        yield f"{row['name']:<12}{figures}  {ratios}"
+        if "share_of_peak" in row:
+            yield (f"{'':<12}{row['flops'] / 1e9:.1f} GFLOP/s, {row['share_of_peak']:.2f} of the "
+                   f"FMA peak of {row['peak_flops'] / 1e9:.1f}")
+    for row in rows:
+        for name, t in row.get("first_call", {}).items():
+            yield (f"{row['name']} {name}: {t['wall']:.2f} s, {t['cpu']:.2f} s of CPU "
+                   f"(import apart: {t['import']:.2f} s)")
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e3:.3f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} us"

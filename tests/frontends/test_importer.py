@@ -1,0 +1,162 @@
+"""Graphs to programs: types, sizes, roles, effects, names, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import sympy
+import torch
+from frontends.capture import check, traced
+from torch import Tensor, fx
+from torch.utils._sympy.functions import CleanDiv, FloorDiv, Mod, ModularIndexing, PythonMod
+
+from rung.core.errors import Unsupported
+from rung.core.op import Effect
+from rung.core.types import INDEX
+from rung.frontends.torch.importer import import_graph, to_expr, type_of
+
+aten = torch.ops.aten
+
+
+def text(fn: Any, *args: Any, mode: str = "fake") -> str:
+    func = traced(fn, args, mode).func
+    if "complex" not in str(func) and "float8" not in str(func):
+        check(func)
+    return str(func)
+
+
+def test_a_call_prints_as_the_node_reads() -> None:
+    shown = text(lambda x: aten.add.Tensor(x, x, alpha=2), torch.ones(2, 3))
+    assert shown.splitlines() == [
+        "program main(arg0_1: f32[2,3] input)",
+        "  add = call aten.add.Tensor(arg0_1, arg0_1, alpha=2) : f32[2,3]",
+        "  return add"]
+
+
+@pytest.mark.parametrize(("fn", "line"), [
+    (lambda x: x.to(torch.float16), "_to_copy.default(arg0_1, dtype=f16) : f16[2,3]"),
+    (lambda x: aten.full([2], float("-inf"), dtype=torch.bool, device="cpu", pin_memory=False),
+     'full.default([2], -inf, dtype=bool, device="device:cpu", pin_memory=false) : bool[2]'),
+    (lambda x: x.clone(memory_format=torch.contiguous_format),
+     'clone.default(arg0_1, memory_format="memory_format:torch.contiguous_format") : f32[2,3]'),
+    (lambda x: aten.index.Tensor(x, [None, torch.tensor([0])]),
+     "index.Tensor(arg0_1, [None, lift_fresh_copy]) : f32[2,1]"),
+    (lambda x: x.t(), "t.default(arg0_1) : f32[3,2] strides [1,3]"),
+    (lambda x: x.to(torch.complex64), 'dtype="torch.complex64") : complex64[2,3]'),
+    (lambda x: x[:, 1:2], "f32[2,1] strides [3,1]"), (lambda x: x[:0], "f32[0,3]\n"),
+    (lambda x: aten.native_dropout(x, 0.5, True)[0], "true) effect rng : f32[2,3], bool[2,3]"),
+    (lambda x: torch.ops.aten.split.Tensor(x, 2, 1)[1],
+     "split, split1 = call aten.split.Tensor(arg0_1, 2, 1) : f32[2,2] strides [3,1], f32[2,1]")])
+def test_arguments_and_results(fn: Any, line: str) -> None:
+    assert line in text(fn, torch.ones(2, 3))
+
+
+def test_layouts() -> None:
+    ones = torch.ones
+    assert str(type_of(ones(2, 1, 3)[:, :, ::2])) == "f32[2,1,2] strides [3,3,2]"
+    assert str(type_of(ones(4, 3)[:1])) == "f32[1,3]"
+    assert str(type_of(torch.empty_strided((1, 3), (7, 1)))) == "f32[1,3]"
+    assert str(type_of(ones(()).expand(2))) == "f32[2] strides [0]"
+    assert type_of(3) == INDEX
+    for odd in (ones(2, 2).to_sparse(), True, None, 1.5):
+        with pytest.raises(Unsupported):
+            type_of(odd)
+
+
+def test_sizes_of_sympy() -> None:
+    a, b = sympy.symbols("s0 s1", positive=True, integer=True)
+    for e, shown in ((a * b + 3 * a - 2, "s0*s1+3*s0-2"), (FloorDiv(a, 4), "s0//4"),
+                     (Mod(a, 3), "s0%3"), (PythonMod(a, b), "s0%s1"), (a ** 2, "s0*s0"),
+                     (CleanDiv(a * 3, b), "(3*s0)//s1"), (ModularIndexing(a, 2, 5), "(s0//2)%5"),
+                     (sympy.Max(1, a), "s0"), (sympy.Integer(-4), "-4")):
+        assert str(to_expr(e)) == shown.replace("(s0//2)%5", str(to_expr(FloorDiv(a, 2)) % 5))
+    for odd in (sympy.Max(a, b), a / b, sympy.sqrt(a)):
+        with pytest.raises(Unsupported, match="size"):
+            to_expr(odd)
+
+
+def test_sizes_become_expressions() -> None:
+    shown = text(lambda x: x.new_zeros(x.shape[0] * 3 + 1, x.shape[1] // 2), torch.ones(8, 6),
+                 mode="symbolic")
+    assert "aten.sym_size" not in shown and "[size(3*s" in shown
+
+
+def test_constants_become_parameters() -> None:
+    constant = torch.arange(3.0)
+    imported = traced(lambda x: x + constant + constant, [torch.ones(3)])
+    assert [(p.name, p.role) for p in imported.func.params] == [
+        ("arg0_1", "input"), ("tensor_constant0", "const")]
+    assert imported.constants[0] is constant
+
+
+def test_reserved_words_are_no_names() -> None:
+    shown = text(lambda x, i: (aten.index.Tensor(x, [i]) + 1, aten.full([1], 2)),
+                 torch.ones(3), torch.tensor([0]))
+    assert "index1 = call aten.index.Tensor" in shown and "full1 = call aten.full" in shown
+
+
+def test_effects() -> None:
+    def fn(x: Tensor) -> Tensor:
+        torch._assert_async(x.sum() > 0)
+        return torch.bernoulli(x)
+
+    ops = traced(fn, [torch.ones(2)]).func.body.ops
+    found = {op.target: op.effect for op in ops if hasattr(op, "target")}
+    assert found["aten._assert_async.default"] is Effect.RAISES
+    assert found["aten.bernoulli.default"] is Effect.RNG
+    assert found["aten.sum.default"] is Effect.PURE
+
+
+def graph(*vals: Any) -> tuple[fx.Graph, list[fx.Node]]:
+    g = fx.Graph()
+    nodes = [g.placeholder(f"p{n}") for n in range(len(vals))]
+    for node, val in zip(nodes, vals, strict=True):
+        node.meta["val"] = val
+    return g, nodes
+
+
+def test_a_write_back_is_a_write() -> None:
+    g, (cache, new) = graph(torch.ones(3), torch.ones(3))
+    g.call_function(aten.copy_.default, (cache, new)).meta["val"] = torch.ones(3)
+    g.output((new, None))
+    imported = import_graph(fx.GraphModule({}, g), static=[0, 1])
+    check(imported.func)
+    assert str(imported.func).splitlines() == [
+        "program main(p0: f32[3] mutated, p1: f32[3] param)", "  write p0 <- p1", "  return p1"]
+    assert imported.results == (imported.func.params[1], None)
+
+
+def test_other_mutations_are_effects() -> None:
+    g, (x,) = graph(torch.ones(3))
+    made = g.call_function(aten.add.Tensor, (x, 1))
+    made.meta["val"] = torch.ones(3)
+    g.call_function(aten.mul_.Tensor, (made, 2)).meta["val"] = torch.ones(3)
+    g.output((made,))
+    shown = str(import_graph(fx.GraphModule({}, g)).func)
+    assert "aten.mul_.Tensor(add_tensor, 2) effect mutates" in shown
+
+
+@pytest.mark.parametrize(("vals", "reason"), [
+    ((torch.ones(2), torch.ones(2, device="meta")), "tensors on cpu and meta"),
+    ((torch.ones(2), torch.ones(2).to_sparse()), "a value of Tensor"),
+    ((torch.ones(2), None), "a value of NoneType")])
+def test_refused_inputs(vals: tuple[Any, ...], reason: str) -> None:
+    g, (x, _) = graph(*vals)
+    g.output((x,))
+    with pytest.raises(Unsupported, match=reason):
+        import_graph(fx.GraphModule({}, g))
+
+
+def test_refused_operands() -> None:
+    g, (x,) = graph(torch.ones(2))
+    made = g.call_function(aten.add.Tensor, (x, 1 + 2j))
+    made.meta["val"] = torch.ones(2)
+    g.output((made,))
+    with pytest.raises(Unsupported, match="an argument of complex"):
+        import_graph(fx.GraphModule({}, g))
+
+
+def test_sizes_that_depend_on_data_are_refused() -> None:
+    with pytest.raises(Unsupported, match="no argument gives the sizes u0"):
+        traced(lambda x: x[x > 0], [torch.ones(3)])

@@ -1,0 +1,119 @@
+"""The four functions of the goldens as Loop IR text, and running them under a mapping on NumPy.
+
+`kernel("softmax", "f32", M=5, N=100)` gives a kernel; `difference(kernel, machine)` lowers it by its
+mapping and says how far its Kernel IR is from its Loop IR.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from rung.core.machine import Machine
+from rung.core.op import Func
+from rung.core.parse import parse_module
+from rung.core.scalar import round_bf16
+from rung.core.types import dtype_of, shape_of
+from rung.kernel import ir as kir
+from rung.kernel.moves import Engine
+from rung.loop import ir as loop
+from rung.tile.mapping import parse_mapping
+from rung.tile.to_kernel import to_kernel
+
+VOCABULARIES = {"kernel": loop.VOCABULARY, "kernel-ir": kir.VOCABULARY}
+KERNELS = {
+    "relu_mm": """
+kernel relu_mm(x: T[{M},{K}], bias: T[{K}], w: T[{K},{N}]) -> y: T[{M},{N}]
+  a = F(x[i,k]) + F(bias[k]) : f32 over i,k
+  mm = contract add mul a, F(w[k,j]) over k {K} : f32 over i,j acc f32
+  y[i,j] = T(relu(mm))
+""",
+    "softmax": """
+kernel softmax(x: T[{M},{N}]) -> y: T[{M},{N}]
+  m = fold max F(x[i,j]) over j {N} : f32 over i acc f32
+  e = exp(F(x[i,j]) - m) : f32 over i,j
+  s = fold add e over j {N} : f32 over i acc f32
+  y[i,j] = T(e / s)
+""",
+    "colsum": """
+kernel colsum(x: T[{M},{N}]) -> y: T[{N}]
+  c = fold add F(x[i,j]) over i {M} : f32 over j acc f32
+  y[j] = T(c)
+""",
+    "norm_proj": """
+kernel norm_proj(x: T[{M},{K}], g: T[{K}], w: T[{N},{K}]) -> y: T[{M},{N}]
+  q = F(x[i,k]) * F(x[i,k]) : f32 over i,k
+  s = fold add q over k {K} : f32 over i acc f32
+  r = rsqrt(s * 0.01 + 1e-05) : f32 over i
+  a = F(x[i,k]) * r * F(g[k]) : f32 over i,k
+  mm = contract add mul a, F(w[j,k]) over k {K} : f32 over i,j acc f32
+  y[i,j] = T(mm)
+""",
+    "rotate": """
+kernel rotate(k: T[{H},{D}], cosine: T[{D}], sine: T[{D}], pos: i64[1], cache: T[{H},{L},{D}] mutated)
+  low = F(k[h,d-{half} | d-{half}]) : f32 over h,d
+  high = F(k[h,d+{half} | {half}-d-1]) : f32 over h,d
+  r = F(k[h,d]) * F(cosine[d]) + (low - high) * F(sine[d]) : f32 over h,d
+  cache[h,pos[0],d] = T(r)
+""",
+    "attend": """
+kernel attend(q: T[{H},{G},{D}], kc: T[{H},{L},{D}], vc: T[{H},{L},{D}], pos: i64[1]) -> y: T[{H},{G},{D}]
+  z = contract add mul F(q[h,g,d]), F(kc[h,t,d]) over d {D} : f32 over h,g,t acc f32
+  u = where(index(t) <= pos[0], z * 0.25, -inf) : f32 over t,h,g
+  m = fold max u over t {L} : f32 over h,g acc f32
+  p = exp(u - m) : f32 over t,h,g
+  l = fold add p over t {L} : f32 over h,g acc f32
+  o = contract add mul p, F(vc[h,t,e]) over t {L} : f32 over h,g,e acc f32
+  y[h,g,e] = T(o / l)
+""",
+    "online": """
+kernel online(q: T[{H},{G},{D}], kc: T[{H},{L},{D}], vc: T[{H},{L},{D}], pos: i64[1]) -> y: T[{H},{G},{D}]
+  z = contract add mul F(q[h,g,d]), F(kc[h,t,d]) over d {D} : f32 over h,g,t acc f32
+  u = where(index(t) <= pos[0], z * 0.25, -inf) : f32 over t,h,g
+  m, l, o = fold attend u, F(vc[h,t,e]) over t {L} : f32 over h,g, f32 over h,g, f32 over h,g,e acc f32
+  y[h,g,e] = T(o / l)
+"""}
+
+
+def kernel(name: str, dtype: str = "f32", mapping: str = "", machine: str = "cpu.avx512",
+           **sizes: int | str) -> Func:
+    """A kernel of `KERNELS` at given sizes, under the statements of a mapping if there are any."""
+    wide = dtype == "f32"
+    text = KERNELS[name].replace("F(", "(" if wide else "f32(").replace(
+        " T(", " (" if wide else f" {dtype}(").replace("T[", f"{dtype}[")
+    half = sizes["D"] // 2 if isinstance(sizes.get("D"), int) else 0  # type: ignore[operator]
+    text = text.format(**sizes, half=half)
+    if mapping:
+        text += f"\nmap {name} on {machine}\n{mapping}\n"
+    (made,) = parse_module(text, VOCABULARIES, parse_mapping)
+    return made
+
+
+def arguments(func: Func, sizes: Mapping[str, int], seed: int = 0) -> dict[str, np.ndarray]:
+    """Random arrays for a kernel; outputs are full of NaN."""
+    rng = np.random.default_rng(seed)
+    found: dict[str, np.ndarray] = {}
+    for value in (*func.params, *func.outs):
+        shape = [int(e.evaluate(sizes)) for e in shape_of(value.type)]
+        dtype = dtype_of(value.type)
+        data: Any = rng.integers(0, 4, shape)
+        if dtype.is_float:
+            data = rng.standard_normal(shape).astype("f")
+            data = round_bf16(data) if dtype.name == "bf16" else data
+            data = np.full(shape, np.nan) if value in func.outs else data
+        found[value.name] = np.ascontiguousarray(data, dtype.numpy)
+    return found
+
+
+def difference(func: Func, machine: Machine, sizes: Mapping[str, int] | None = None,
+               engine: type[Engine] = Engine, lowered: Func | None = None) -> float:
+    """The largest absolute difference between Loop IR and Kernel IR, NaN if one is not written."""
+    lowered = lowered or to_kernel(func, machine)
+    want, got = arguments(func, sizes or {}), arguments(func, sizes or {})
+    loop.run_kernel(func, want)
+    kir.run_kernel_ir(lowered, got, engine)
+    floats = [v.name for v in (*func.params, *func.outs) if dtype_of(v.type).is_float]
+    return max(float(np.abs(want[n].astype("f8") - got[n].astype("f8")).max(initial=0))
+               for n in floats)
