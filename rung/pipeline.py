@@ -283,7 +283,9 @@ def compile_program(func: Func, options: Any, constants: Sequence[Any],
     try:
         stages = lower_module(func, target(options.target), options.precision,
                               hints_of(func, example_inputs), read_mappings(options.mappings))
-        return executable(stages, constants)
+        made = executable(stages, constants)
+        trace.emit("compiled", "pipeline", func.name, stages=stages)
+        return made
     except RungError:
         raise
     except Exception as error:  # a bug of ours must not stop the user's model

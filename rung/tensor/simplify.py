@@ -57,15 +57,14 @@ class _Sweep:
                     continue
                 return (new,)
             if new is not None:
-                return self.again(replace(new, results=()), op.results[0].name)
+                return self.again(replace(new, results=op.results))
         return None
 
-    def again(self, op: Op, name: str) -> tuple[Value, ...]:
+    def again(self, op: Op) -> tuple[Value, ...]:
         """Append a new op, or what the rules make of it."""
-        made = self.rule(replace(op, results=tuple(Value(name, t) for t in op.infer())),
-                         self.builder)
+        made = self.rule(op, self.builder)
         if made is None:
-            made = self.builder.add(op, name)
+            made = self.builder.add(op, op.results[0].name)
             self.note(self.builder.ops[-1])
         return made
 

@@ -357,5 +357,8 @@ def _pack(shape: Shape, base: TileMapping) -> tuple[Place, ...]:
         line = base.axis(rows[0]) if len(rows) == 1 else None
         copies = next((n for lv, n in line.splits if lv == "reg"), None) if line else None
         if copies and line and not any(lv == "simd" for lv, _ in line.splits):
-            return (Place((value.name,), "l2", main.axis, "l3", (rows[0], copies)),)
+            reduced = base.axis(main.axis)
+            along = reduced is not None and any(lv == "simd" for lv, _ in reduced.splits)
+            panel = None if along else (rows[0], copies)  # lanes along k want rows of k
+            return (Place((value.name,), "l2", main.axis, "l3", panel),)
     return ()

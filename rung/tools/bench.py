@@ -19,7 +19,7 @@ from rung.targets.base import Target, target
 from rung.tools import first_call
 from rung.tools.benchmarks import BENCHMARKS, FIRST_CALL, Benchmark
 from rung.tools.given import UsageError, inputs_of
-from rung.tools.measure import alternate, fma_peak, machine_facts, median, spread
+from rung.tools.measure import alternate, fma_loop, machine_facts, median, spread
 
 KNOWN = ("eager", "inductor")
 SEED = 0
@@ -75,7 +75,7 @@ def measured(case: Benchmark, machine: Target, request: Request) -> dict[str, An
         "first_call_seconds": compile_seconds,
         "ratio": {name: median(times[name]) / median(times["rung"]) for name in request.against}}
     if work := case.flops(request.quick):
-        row |= _share(work, row["seconds"]["rung"], machine)
+        row |= _share(work, calls["rung"], machine)
     return row
 
 
@@ -94,10 +94,19 @@ def _difference(want: Any, have: Any) -> float:
                 for a, b in pairs), default=0.0)
 
 
-def _share(work: int, seconds: float, machine: Target) -> dict[str, float]:
-    """FLOP/s, and their share of what the cores in use can do."""
-    peak = fma_peak(machine) * torch.get_num_threads()
-    return {"flops": work / seconds, "peak_flops": peak, "share_of_peak": work / seconds / peak}
+def _share(work: int, call: Callable[[], Any], machine: Target) -> dict[str, float]:
+    """FLOP/s on one thread, and their share of the peak, measured in the same rounds."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        run, operations = fma_loop(machine)
+        with torch.no_grad():
+            times = alternate({"call": call, "peak": run})
+    finally:
+        torch.set_num_threads(threads)
+    rates = work / median(times["call"]), operations / median(times["peak"])
+    return {"flops_one_thread": rates[0], "peak_one_thread": rates[1],
+            "share_of_peak": rates[0] / rates[1]}
 
 
 def first_calls(request: Request) -> dict[str, Any]:
@@ -122,8 +131,9 @@ def _table(rows: Sequence[dict[str, Any]], against: Sequence[str]) -> Iterator[s
         ratios = "  ".join(f"{row['ratio'][name]:{len(name) + 5}.2f}" for name in against)
         yield f"{row['name']:<12}{figures}  {ratios}"
         if "share_of_peak" in row:
-            yield (f"{'':<12}{row['flops'] / 1e9:.1f} GFLOP/s, {row['share_of_peak']:.2f} of the "
-                   f"FMA peak of {row['peak_flops'] / 1e9:.1f}")
+            yield (f"{'':<12}{row['flops_one_thread'] / 1e9:.1f} GFLOP/s on one thread, "
+                   f"{row['share_of_peak']:.2f} of the FMA peak of "
+                   f"{row['peak_one_thread'] / 1e9:.1f}")
     for row in rows:
         for name, t in row.get("first_call", {}).items():
             yield (f"{row['name']} {name}: {t['wall']:.2f} s, {t['cpu']:.2f} s of CPU "

@@ -1,0 +1,122 @@
+"""The toy as a target: its Kernel IR runs on NumPy, in the memory that the host gives."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rung.core.errors import LaunchError
+from rung.core.machine import Machine
+from rung.core.op import Block, Func, Op, Value
+from rung.core.scalar import round_bf16
+from rung.core.types import BF16, BOOL, ArrayType, dtype_of, shape_of
+from rung.kernel.ir import Alloc, run_kernel_ir
+from rung.kernel.moves import Engine
+from rung.targets.base import Launch, buffers_of, symbols_of
+from rung.targets.toy.emit import emit
+from rung.targets.toy.machine import TOY
+from rung.tile.atoms import Library
+from rung.tile.candidates_explicit import candidates
+from rung.tile.mapping import Mapping as TileMapping
+
+CAPACITY = {s.name: s.bytes for s in TOY.spaces}
+
+
+class ToyEngine(Engine):
+    """Runs transfers as the DMA does, and refuses more than a space holds at one time."""
+
+    def __init__(self, symbols: Mapping[str, int] | None = None, axes: Sequence[str] = ()):
+        super().__init__(symbols, axes)
+        self.live: dict[str, int] = {}
+
+    def block(self, block: Block, args: Iterable[Any] = ()) -> Any:
+        before = dict(self.live)
+        out = super().block(block, args)
+        self.live = before
+        return out
+
+    def step(self, op: Op) -> Any:
+        for t in op.types if isinstance(op, Alloc) else ():
+            assert isinstance(t, ArrayType)
+            self.live[t.space] = self.live.get(t.space, 0) + t.bytes
+            if self.live[t.space] > CAPACITY[t.space]:
+                raise LaunchError(f"{self.live[t.space]} B live in {t.space}, which has "
+                                  f"{CAPACITY[t.space]}")
+        return super().step(op)
+
+
+@dataclass(frozen=True)
+class Toy:
+    """The one toy machine."""
+
+    name: str = TOY.name
+    machine: Machine = TOY
+    libraries: Sequence[Library] = ()
+
+    def candidates(self, kernel: Func, machine: Machine, hints: Mapping[str, int]
+                   ) -> Iterable[TileMapping]:
+        return candidates(kernel, machine, hints)
+
+    def emit(self, kernels: Sequence[Func]) -> str:
+        return emit(kernels)
+
+    def load(self, kernels: Sequence[Func], source: str) -> Mapping[str, Launch]:
+        return {k.name: _launch(k) for k in kernels}
+
+    def call(self, kernel: Func) -> Callable[..., None]:
+        raise LaunchError("the toy has no libraries")
+
+
+def target(name: str) -> Toy:
+    """The toy, under the only name that it has."""
+    return Toy()
+
+
+def _launch(kernel: Func) -> Launch:
+    """Reads and writes buffers at their addresses; bf16 and bool as torch keeps them."""
+    buffers, symbols = buffers_of(kernel), symbols_of(kernel)
+
+    def launch(*args: int) -> None:
+        sizes = dict(zip(symbols, args[len(buffers):], strict=True))
+        raw = {v.name: _view(v, at, sizes)
+               for v, at in zip(buffers, args[:len(buffers)], strict=True)}
+        held = {v.name: _held(v, raw[v.name]) for v in buffers}
+        run_kernel_ir(kernel, held | {s: np.asarray(n) for s, n in sizes.items()}, ToyEngine)
+        for v in buffers:
+            if v in kernel.outs or v.role == "mutated":
+                raw[v.name][...] = _stored(v, held[v.name])
+
+    return launch
+
+
+def _view(value: Value, address: int, sizes: Mapping[str, int]) -> np.ndarray:
+    shape = [int(e.evaluate(sizes)) for e in shape_of(value.type)]
+    dtype = dtype_of(value.type)
+    kind = np.dtype(np.uint16 if dtype == BF16 else dtype.numpy)
+    strides = getattr(value.type, "strides", None)
+    steps = None if strides is None else [int(e.evaluate(sizes)) * kind.itemsize for e in strides]
+    span = 1 + sum((n - 1) * s // kind.itemsize for n, s in zip(shape, steps, strict=True)
+                   ) if steps is not None else int(np.prod(shape))
+    if not address or not all(shape):
+        return np.zeros(shape, kind)
+    memory = (ctypes.c_char * (span * kind.itemsize)).from_address(address)
+    return np.ndarray(shape, kind, memory, strides=steps)
+
+
+def _held(value: Value, raw: np.ndarray) -> np.ndarray:
+    if dtype_of(value.type) == BF16:
+        return (raw.astype(np.uint32) << 16).view(np.float32)
+    return np.array(raw, bool if dtype_of(value.type) == BOOL else raw.dtype)
+
+
+def _stored(value: Value, held: np.ndarray) -> np.ndarray:
+    if dtype_of(value.type) == BF16:
+        bits: np.ndarray = round_bf16(held).view(np.uint32) >> 16
+        return bits.astype(np.uint16)
+    return held
+
+
