@@ -69,8 +69,8 @@ class Context:
         return self.target.machine
 
     def price(self, kernel: Func) -> float:
-        """Modelled seconds of a kernel."""
-        return bound(kernel, self.machine, self.hints).seconds
+        """Modelled seconds of a kernel, by our code or a library's."""
+        return choose.estimate(kernel, self.machine, self.target.libraries, self.hints)
 
 
 @dataclass(frozen=True)

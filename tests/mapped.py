@@ -1,7 +1,7 @@
 """The four functions of the goldens as Loop IR text, and running them under a mapping on NumPy.
 
-`kernel("softmax", "f32", M=5, N=100)` gives a kernel; `difference(kernel, machine)` lowers it by its
-mapping and says how far its Kernel IR is from its Loop IR.
+`kernel("softmax", "f32", M=5, N=100)` gives a kernel; `difference(kernel, machine)` lowers it by
+its mapping and says how far its Kernel IR is from its Loop IR.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from rung.loop import ir as loop
 from rung.tile.mapping import parse_mapping
 from rung.tile.to_kernel import to_kernel
 
+SHORT = {"CACHE": "cache: T[{H},{L},{D}]", "QUERY": "q: T[{H},{G},{D}]",
+         "KEYS": "kc: T[{H},{L},{D}]", "VALUES": "vc: T[{H},{L},{D}]",
+         "STATE": "f32 over h,g, f32 over h,g, f32 over h,g,e"}
 VOCABULARIES = {"kernel": loop.VOCABULARY, "kernel-ir": kir.VOCABULARY}
 KERNELS = {
     "relu_mm": """
@@ -52,14 +55,14 @@ kernel norm_proj(x: T[{M},{K}], g: T[{K}], w: T[{N},{K}]) -> y: T[{M},{N}]
   y[i,j] = T(mm)
 """,
     "rotate": """
-kernel rotate(k: T[{H},{D}], cosine: T[{D}], sine: T[{D}], pos: i64[1], cache: T[{H},{L},{D}] mutated)
+kernel rotate(k: T[{H},{D}], cosine: T[{D}], sine: T[{D}], pos: i64[1], CACHE mutated)
   low = F(k[h,d-{half} | d-{half}]) : f32 over h,d
   high = F(k[h,d+{half} | {half}-d-1]) : f32 over h,d
   r = F(k[h,d]) * F(cosine[d]) + (low - high) * F(sine[d]) : f32 over h,d
   cache[h,pos[0],d] = T(r)
 """,
     "attend": """
-kernel attend(q: T[{H},{G},{D}], kc: T[{H},{L},{D}], vc: T[{H},{L},{D}], pos: i64[1]) -> y: T[{H},{G},{D}]
+kernel attend(QUERY, KEYS, VALUES, pos: i64[1]) -> y: T[{H},{G},{D}]
   z = contract add mul F(q[h,g,d]), F(kc[h,t,d]) over d {D} : f32 over h,g,t acc f32
   u = where(index(t) <= pos[0], z * 0.25, -inf) : f32 over t,h,g
   m = fold max u over t {L} : f32 over h,g acc f32
@@ -69,10 +72,10 @@ kernel attend(q: T[{H},{G},{D}], kc: T[{H},{L},{D}], vc: T[{H},{L},{D}], pos: i6
   y[h,g,e] = T(o / l)
 """,
     "online": """
-kernel online(q: T[{H},{G},{D}], kc: T[{H},{L},{D}], vc: T[{H},{L},{D}], pos: i64[1]) -> y: T[{H},{G},{D}]
+kernel online(QUERY, KEYS, VALUES, pos: i64[1]) -> y: T[{H},{G},{D}]
   z = contract add mul F(q[h,g,d]), F(kc[h,t,d]) over d {D} : f32 over h,g,t acc f32
   u = where(index(t) <= pos[0], z * 0.25, -inf) : f32 over t,h,g
-  m, l, o = fold attend u, F(vc[h,t,e]) over t {L} : f32 over h,g, f32 over h,g, f32 over h,g,e acc f32
+  m, l, o = fold attend u, F(vc[h,t,e]) over t {L} : STATE acc f32
   y[h,g,e] = T(o / l)
 """}
 
@@ -80,8 +83,10 @@ kernel online(q: T[{H},{G},{D}], kc: T[{H},{L},{D}], vc: T[{H},{L},{D}], pos: i6
 def kernel(name: str, dtype: str = "f32", mapping: str = "", machine: str = "cpu.avx512",
            **sizes: int | str) -> Func:
     """A kernel of `KERNELS` at given sizes, under the statements of a mapping if there are any."""
-    wide = dtype == "f32"
-    text = KERNELS[name].replace("F(", "(" if wide else "f32(").replace(
+    wide, text = dtype == "f32", KERNELS[name]
+    for word, meaning in SHORT.items():
+        text = text.replace(word, meaning)
+    text = text.replace("F(", "(" if wide else "f32(").replace(
         " T(", " (" if wide else f" {dtype}(").replace("T[", f"{dtype}[")
     half = sizes["D"] // 2 if isinstance(sizes.get("D"), int) else 0  # type: ignore[operator]
     text = text.format(**sizes, half=half)

@@ -301,10 +301,13 @@ OPS = (Load, Store, KernelIndex, Alloc, Fill, For, If, Yield, Combine, Apply, Ba
 
 
 def run_kernel_ir(func: Func, arrays: Mapping[str, np.ndarray],
-                  engine: type[Engine] = Engine) -> None:
-    """Run Kernel IR on NumPy arrays by parameter and output name, in place."""
+                  engine: type[Engine] = Engine, known: Mapping[str, int] | None = None) -> None:
+    """Run Kernel IR on NumPy arrays by parameter and output name, in place.
+
+    `known` gives the sizes that no buffer's shape shows alone.
+    """
     buffers = [(v, np.asarray(arrays[v.name])) for v in (*func.params, *func.outs)]
-    sizes = bind_buffers(buffers)
+    sizes = {**(known or {}), **bind_buffers(buffers)}
     unroll = func.attr("unroll", Unrolled(()))
     threads = [(op.var, op) for op in walk(func.body) if isinstance(op, For)
                and op.level in THREADS]

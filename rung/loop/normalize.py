@@ -206,7 +206,8 @@ class _Flatten:
     def fits(self, op: Load | Store) -> bool:
         """Whether both axes stand in adjacent dimensions, alone, or in one as n*i + j."""
         if any(isinstance(s, Value) for s in op.subs) or op.mask:
-            return not {self.outer, self.inner} & set(op_axes(op))
+            apart = not {self.outer, self.inner} & set(op_axes(op))
+            return apart and self.dims.setdefault(op.buf, None) is None
         places = [n for n, s in enumerate(op.subs) if isinstance(s, Expr)
                   and {self.outer, self.inner} & s.symbols()]
         at = self.place(op, places)
@@ -277,7 +278,8 @@ class _Melting(Copier):
     def melted(self, op: Load | Store) -> tuple[Sub, ...]:
         flat, at = self.flat, self.flat.dims.get(op.buf)
         if at is None:  # n*i + j inside one subscript: the merged axis takes j's factor
-            return tuple(s if isinstance(s, Value) else self.inside(s) for s in op.subs)
+            return tuple(self.values[s] if isinstance(s, Value) else self.inside(s)
+                         for s in op.subs)
         end = next(n for n, s in enumerate(op.subs) if s is sym(flat.inner))
         return (*op.subs[:at], sym(flat.outer), *op.subs[end + 1:])
 

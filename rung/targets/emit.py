@@ -464,8 +464,9 @@ def strides_of(buf: Value) -> tuple[Expr, ...]:
     if isinstance(t, TensorType) and t.strides is not None:
         return t.strides
     assert isinstance(t, TensorType | ArrayType)
+    shape: tuple[Expr | int, ...] = t.shape
     out, step = [], Expr.of(1)
-    for extent in reversed(t.shape):
+    for extent in reversed(shape):
         out.append(step)
         step = step * extent
     return tuple(reversed(out))

@@ -25,6 +25,7 @@ class Operand:
 
     buffer: Value
     axes: tuple[str, ...]
+    dims: tuple[int, ...]  # the dimensions that the axes run along; the others have size 1
 
 
 @dataclass(frozen=True)
@@ -117,12 +118,15 @@ def _operand(value: Value, made: Mapping[Value, Op], k: str) -> Operand | None:
 
 def _plain(op: loop.Load | loop.Store) -> Operand | None:
     """The access as an operand, if each subscript is one axis, whole and once."""
-    names = [str(s) for s in op.subs if isinstance(s, Expr) and s.is_symbol()]
-    if len(names) != len(op.subs) or len(set(names)) != len(names) or op.mask:
-        return None
     t = op.buf.type
     assert isinstance(t, TensorType)
-    return Operand(op.buf, tuple(names)) if t.strides is None else None
+    dims = tuple(n for n, (sub, size) in enumerate(zip(op.subs, t.shape, strict=True)) if not (
+        size.is_const(1) and isinstance(sub, Expr) and sub.is_const(0)))
+    subs = [op.subs[n] for n in dims]
+    names = tuple(str(s) for s in subs if isinstance(s, Expr) and s.is_symbol())
+    if len(names) != len(subs) or len(set(names)) != len(names) or op.mask:
+        return None
+    return Operand(op.buf, names, dims) if t.strides is None else None
 
 
 def _epilogue(value: Value, main: loop.Contract, made: Mapping[Value, Op]

@@ -20,9 +20,10 @@ from rung.tile.mapping import Mapping as TileMapping
 from rung.tile.price import known, nest_of, stride
 
 # Register tiles (rows, vectors): for 32 and 16 registers, and where the reduced axis is vectorised.
-WIDE = ((14, 2), (8, 3), (6, 4), (4, 4), (2, 8), (1, 8), (1, 4), (1, 1))
-NARROW = ((6, 2), (4, 3), (4, 2), (2, 4), (1, 8), (1, 4), (1, 1))
-REDUCED = ((4, 6), (6, 4), (2, 6), (1, 8), (1, 4), (4, 2), (8, 1), (4, 1), (2, 1), (1, 1))
+WIDE = ((14, 2), (8, 3), (6, 4), (4, 4), (7, 2), (4, 3), (2, 8), (2, 4), (1, 8), (1, 4), (1, 1))
+NARROW = ((6, 2), (4, 3), (4, 2), (3, 2), (2, 4), (2, 2), (1, 8), (1, 4), (1, 1))
+REDUCED = ((4, 6), (6, 4), (4, 3), (2, 6), (3, 2), (1, 8), (1, 4), (4, 2), (8, 1), (4, 1), (2, 1),
+           (1, 1))
 SHARE = 1 << 15  # points of work under which threads are not worth starting
 BLOCK = 256  # elements of a contraction's axis between which the state waits in the output
 KEEP = 1 << 18  # bytes that a kept value may take
@@ -144,7 +145,11 @@ def _tiles(shape: Shape, vectors: dict[str, int], machine: Machine) -> Iterator[
     wide = [a for a in free if a in vectors]
     rows = [a for a in free if a not in vectors]
     table = WIDE if machine.registers > 16 else NARROW
+    together = sum(isinstance(op, loop.Contract) and set(nest_of(op)) == set(nest_of(shape.main))
+                   for op in shape.kernel.body.ops)
     for down, across in table if wide else REDUCED:
+        if down * across * together > machine.registers - 3 and together > 1:
+            continue
         if down > 1 and (not rows or down > 2 * shape.sizes[rows[0]]):
             continue
         yield from _tile(shape, vectors, wide, rows, down, across)

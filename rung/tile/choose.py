@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from math import prod
 
 from rung.core import trace
+from rung.core.cost import bound
 from rung.core.errors import LoweringError, MappingError
 from rung.core.machine import Machine
-from rung.core.op import Func
+from rung.core.op import Func, Op, Value
+from rung.core.ops import Cast, Map
+from rung.core.types import F32, dtype_of
+from rung.loop import ir as loop
 from rung.tile import mapping as tile
 from rung.tile.atoms import Library, Matmul, match_matmul
-from rung.tile.price import Price, price
+from rung.tile.price import Price, known, nest_of, price, stride
 from rung.tile.to_kernel import to_kernel
 
 Candidates = Callable[[Func, Machine, Mapping[str, int]], Iterable[tile.Mapping]]
+ROWS = 8  # rows from which a contraction is bound by arithmetic
 TRIED = 12  # how many of the cheapest candidates are lowered before giving up
 
 
@@ -55,6 +61,47 @@ def choose(kernel: Func, machine: Machine, candidates: Candidates,
         return called
     detail = "; ".join(dict.fromkeys(reasons)) or "no candidates"
     raise MappingError(f"{kernel.name} has no mapping on {machine.name}: {detail}")
+
+
+def estimate(kernel: Func, machine: Machine, libraries: Iterable[Library],
+             hints: Mapping[str, int]) -> float:
+    """Seconds before any mapping is known: what fusion compares. A library call counts at its own
+    price, so that fusing into a matmul must gain more than leaving the library loses."""
+    own = bound(kernel, machine, hints).seconds
+    if any(isinstance(op, loop.Contract) for op in kernel.body.ops):
+        own = max(own, _contracting(kernel, machine, hints))
+        called = by_library(kernel, machine, libraries, hints)
+        return min(own, called.price.seconds) if called else own
+    return own
+
+
+def _contracting(kernel: Func, machine: Machine, hints: Mapping[str, int]) -> float:
+    """Seconds that our own register tiles need for the contractions of a kernel with many rows.
+
+    Shares of the FMA peak as measured: with lanes along a free axis, or along the reduced one.
+    """
+    sizes = {a: max(1, known(e, hints)) for a, e in loop.extents_of(kernel).items()}
+    total = 0.0
+    for op in kernel.body.ops:
+        if not isinstance(op, loop.Contract):
+            continue
+        free = sorted((sizes[a] for a in loop.op_axes(op) if a != op.axis), reverse=True)
+        if len(free) < 2 or free[1] < ROWS:
+            continue  # bound by memory
+        made = {r: x for x in kernel.body.ops for r in x.results}
+        loads = [x for v in op.args for x in _loads(v, made)]
+        along = any(stride(x, a) == 1 for x in loads for a in nest_of(x) if a != op.axis)
+        share = (0.7 if along else 0.45) * (0.6 if any(
+            dtype_of(x.buf.type) != F32 for x in loads) else 1.0)
+        total += 2.0 * prod(sizes[a] for a in loop.op_axes(op)) / share
+    return total / (machine.rates.flops["f32"] * machine.cores)
+
+
+def _loads(value: Value, made: Mapping[Value, Op]) -> list[loop.Load]:
+    op = made.get(value)
+    if isinstance(op, loop.Load):
+        return [op]
+    return [x for v in op.operands() for x in _loads(v, made)] if isinstance(op, Map | Cast) else []
 
 
 def by_library(kernel: Func, machine: Machine, libraries: Iterable[Library],

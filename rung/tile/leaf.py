@@ -86,6 +86,7 @@ class Leaf:
         if not nested:
             self.running[op] = self._initial(stmt, scope)
             return set()
+        same_axes(op, nested)
         space = self._accumulators()
         for state in op.results:
             self.arrays[state] = self._array(state, axes_of(state.type), space, scope, None)
@@ -471,3 +472,12 @@ class Leaf:
         if isinstance(op, loop.Fold | loop.Contract):
             return v in self.arrays and op not in self.waiting
         return all(self._ready(x, scope) for x in op.operands())
+
+
+def same_axes(op: Op, nested: Iterable[str]) -> None:
+    """Raise MappingError if a loop inside a fold would step a state that it does not index."""
+    for axis in sorted(nested):
+        for state in op.results:
+            if axis not in axes_of(state.type):
+                raise MappingError(f"illegal: {state.name} does not vary over {axis}, whose loop "
+                                   f"inside the fold would step it again")

@@ -22,6 +22,7 @@ from rung.core.types import axes_of, dtype_of
 from rung.kernel.ir import INTRINSICS
 from rung.loop import ir as loop
 from rung.tile import mapping as tile
+from rung.tile.leaf import same_axes
 from rung.tile.nest import LOOPS, Nest, Split
 from rung.tile.stage import find_split, placed_buffer, tile_form
 from rung.tile.to_kernel import Stmt, phases, statements, varies
@@ -75,6 +76,29 @@ class Route:
             self.visit([s for s in phase if s not in inside], depth + 1, path)
 
 
+    def visible(self, q: Stmt, s: Stmt) -> bool:
+        """Whether `s` stands where what `q` finished is still in registers."""
+        end = self.ends[id(q)]
+        return self.paths[id(s)][:len(end)] == end
+
+    def around(self, stmts: Sequence[Stmt]) -> list[Split]:
+        """Loops that all of some statements are in, outermost first."""
+        first, *rest = [[split for split, _ in self.paths[id(s)]] for s in stmts]
+        return [split for split in first if all(split in other for other in rest)]
+
+    def shared(self, stmts: Sequence[Stmt]) -> list[Split]:
+        """The same where all are in one run of the loop, so that an array made there serves."""
+        first, *rest = [self.paths[id(s)] for s in stmts]
+        return [x[0] for x in first if all(x in other for other in rest)]
+
+
+def find_route(kernel: Func, mapping: tile.Mapping, nest: Nest) -> tuple[list[Stmt], Route]:
+    """The statements of a kernel and where a mapping puts them."""
+    stmts, route = statements(kernel, mapping, nest), Route(nest)
+    route.visit(stmts, 0, tuple((s, 0) for s in nest.launch))
+    return stmts, route
+
+
 class _Check:
     def __init__(self, kernel: Func, mapping: tile.Mapping, machine: Machine):
         self.kernel, self.mapping, self.machine = kernel, mapping, machine
@@ -95,11 +119,12 @@ class _Check:
             self.use(use)
         for combine in self.mapping.combines:
             self.combine(combine)
-        self.stmts = statements(self.kernel, self.mapping, self.nest)
-        self.route = Route(self.nest)
-        self.route.visit(self.stmts, 0, tuple((s, 0) for s in self.nest.launch))
+        self.stmts, self.route = find_route(self.kernel, self.mapping, self.nest)
         self.explicit()
         self.order()
+        for s in self.stmts:
+            if s.kind == "fold":
+                same_axes(s.op, {t.axis for t in self.nested(s)})
         self.budget()
 
     # ---- statement forms
@@ -127,6 +152,8 @@ class _Check:
             total = prod(self.trips(s) for s in here)
             if level.limit and total > level.limit:
                 refuse(f"{total} steps of {level.name} > {level.limit}")
+            if level.kind == THREAD and total & (total - 1):
+                refuse(f"{total} steps of {level.name}, not a power of two")
         if not self.machine.threaded:
             return
         for axis, splits in self.nest.splits.items():
@@ -165,9 +192,6 @@ class _Check:
                 name = op.results[0].name
                 if s.kind == GRID and self.trips(s) > 1:
                     refuse(f"{name} reduces {op.axis} on {s.level}: that needs split_fold")
-                size = s.size or 1
-                if s.kind == THREAD and size & (size - 1):
-                    refuse(f"{name} reduces {op.axis} over {size} threads, not a power of two")
 
     # ---- places
     def place(self, p: tile.Place) -> None:
@@ -315,11 +339,11 @@ class _Check:
         return run
 
     def _reads(self, s: Stmt, q: Stmt) -> None:
-        path, name = self.route.paths[id(s)], q.op.results[0].name
+        name = q.op.results[0].name
         place = self.mapping.placed(name)
-        end = self.route.ends[id(q)]
-        if path[:len(end)] == end:
+        if self.route.visible(q, s):
             return
+        path = self.route.paths[id(s)]
         if place is None:
             refuse(f"{name} is read in a later loop than the one that computes it: place it")
         if self._inside(path, find_split(place, self.nest)) != self._placed_run(q, name):
@@ -373,7 +397,7 @@ class _Check:
     def _state(self, s: Stmt, space: str) -> Iterator[tuple[str, str, int, int]]:
         """A fold's state: arrays where loops over its free axes are inside it, else registers."""
         end, op = self.route.ends[id(s)], s.op
-        nested = [t for t, _ in self.route.paths[id(s)][len(end):] if t.axis != s.folds]
+        nested = self.nested(s)
         started = any(t.axis == s.folds for t, _ in self.route.paths[id(s)][len(end):])
         for state in op.results:
             if not nested:
@@ -384,6 +408,11 @@ class _Check:
                 continue
             sizes = [self._left(state.name, a, end) for a in axes_of(state.type)]
             yield space, state.name, self._bytes(state, sizes, 0), 1
+
+    def nested(self, s: Stmt) -> list[Split]:
+        """Loops over a fold's free axes that are inside the fold."""
+        inside = self.route.paths[id(s)][len(self.route.ends[id(s)]):]
+        return [t for t, _ in inside if t.axis != s.folds]
 
     def _matrix(self, name: str) -> bool:
         return any(u.contraction == name and INTRINSICS[u.atom].depth > 1

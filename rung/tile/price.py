@@ -92,7 +92,21 @@ class _Pricing:
 
     # ---- operations
     def _compute(self) -> float:
-        return sum(self._statement(op) for op in self.kernel.body.ops if self._is_stmt(op))
+        work = sum(self._statement(op) for op in self.kernel.body.ops if self._is_stmt(op))
+        return work * self._spill()
+
+    def _spill(self) -> float:
+        """How much slower the work is when accumulators and operands exceed the registers."""
+        used: dict[frozenset[str], float] = {}
+        for op in self.kernel.body.ops:
+            if isinstance(op, loop.Fold | loop.Contract):
+                axes = nest_of(op)
+                here = frozenset(axes)
+                states = len(op.results)
+                used[here] = used.get(here, 0) + states * self._vectors(axes) * self._width(
+                    op.results[0])
+        excess = max(used.values(), default=0) + 3 - self.machine.registers
+        return 1 + 4 * max(0.0, excess) / self.machine.registers
 
     def _is_stmt(self, op: Op) -> bool:
         return isinstance(op, loop.Fold | loop.Contract | loop.Store) or any(

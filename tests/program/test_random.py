@@ -25,7 +25,6 @@ from rung.tensor.simplify import simplify
 from rung.tensor.to_loop import to_loop
 
 
-
 def random_program(rng: random.Random, steps: int = 12) -> Func:
     """Values stay small integers or bounded, so that sums differ by rounding only."""
     p = Prog("random")

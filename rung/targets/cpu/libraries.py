@@ -15,7 +15,7 @@ from rung.core.machine import Machine
 from rung.core.op import Func
 from rung.core.types import BF16, F32
 from rung.targets.cpu.machine import features
-from rung.tile.atoms import Library, Matmul
+from rung.tile.atoms import Library, Matmul, Operand
 
 DISPATCH = 3e-6  # seconds that one library call costs the host
 SKINNY = 8  # rows below which a library's matmul is bound by how it streams the matrix
@@ -36,7 +36,7 @@ def _seconds(share: float) -> object:
 
 
 def _has_onednn() -> bool:
-    return hasattr(torch.ops.mkldnn, "_linear_pointwise") and torch.backends.mkldnn.is_available()
+    return hasattr(torch.ops.mkldnn, "_linear_pointwise") and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
 
 
 def _fits_aten(mm: Matmul) -> bool:
@@ -52,10 +52,16 @@ LIBRARIES = (Library("aten.matmul", _fits_aten, _seconds(0.40)),  # type: ignore
              Library("onednn.linear", _fits_linear, _seconds(0.78)))  # type: ignore[arg-type]
 
 
+def _whole(at: Mapping[str, torch.Tensor], x: Operand) -> torch.Tensor:
+    """A view of an operand without the dimensions of size 1 that no axis runs along."""
+    tensor = at[x.buffer.name]
+    return tensor[tuple(slice(None) if n in x.dims else 0 for n in range(tensor.dim()))]
+
+
 def run(name: str, mm: Matmul, at: Mapping[str, torch.Tensor], out: torch.Tensor) -> None:
     """Compute the matmul of tensors by parameter name into `out`."""
-    a, b = at[mm.a.buffer.name], at[mm.b.buffer.name]
-    bias = at[mm.bias.buffer.name] if mm.bias else None
+    a, b, out = _whole(at, mm.a), _whole(at, mm.b), _whole({mm.out.buffer.name: out}, mm.out)
+    bias = _whole(at, mm.bias) if mm.bias else None
     if name == "onednn.linear":
         out.copy_(torch.ops.mkldnn._linear_pointwise(a, b, bias, mm.post, [], ""))
         return

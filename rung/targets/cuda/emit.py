@@ -6,7 +6,7 @@ arena of shared memory. Buffers are taken to be aligned to 16 bytes, as allocato
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -131,7 +131,7 @@ class CudaEmitter(Emitter):
         self.used += _rounded(t.bytes)
 
     # ---- folds over threads
-    def _combine(self, op: Combine, point: Mapping[str, int]) -> str:
+    def _combine(self, op: Combine, point: dict[str, int]) -> str:
         if op.axis not in self.strides:
             return super()._combine(op, point)
         t = op.x.type
@@ -173,7 +173,7 @@ class CudaEmitter(Emitter):
         return f"cp_async<{size}>({to}, {start}, {f'{cond} ? {size} : 0' if cond else size});"
 
     def _width(self, op: Transfer) -> int:
-        """Elements of one asynchronous copy; 0 where its rules (4, 8 or 16 B, aligned) forbid it."""
+        """Elements of one asynchronous copy (4, 8 or 16 B, aligned); 0 where none fits."""
         size = dtype_of(op.dst.type).bytes
         if op.fill != 0 or not op.box or not isinstance(op.dst.type, ArrayType):
             return 0

@@ -14,9 +14,19 @@ from rung.core.op import Block, Func, Op
 from rung.core.ops import Cast, Const, LoadBase, Map, StoreBase, Sub
 from rung.core.text import print_number
 from rung.core.types import ArrayType, VecType
-from rung.kernel.ir import Alloc, Apply, Combine, Commit, Fill, For, If, KernelIndex, Transfer
+from rung.kernel.ir import (
+    Alloc,
+    Apply,
+    Combine,
+    Commit,
+    Fill,
+    For,
+    If,
+    KernelIndex,
+    Transfer,
+    Yield,
+)
 from rung.kernel.ir import Wait as WaitOp
-from rung.kernel.ir import Yield
 
 
 def emit(kernels: Sequence[Func]) -> str:

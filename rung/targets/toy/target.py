@@ -85,7 +85,7 @@ def _launch(kernel: Func) -> Launch:
         raw = {v.name: _view(v, at, sizes)
                for v, at in zip(buffers, args[:len(buffers)], strict=True)}
         held = {v.name: _held(v, raw[v.name]) for v in buffers}
-        run_kernel_ir(kernel, held | {s: np.asarray(n) for s, n in sizes.items()}, ToyEngine)
+        run_kernel_ir(kernel, held, ToyEngine, sizes)
         for v in buffers:
             if v in kernel.outs or v.role == "mutated":
                 raw[v.name][...] = _stored(v, held[v.name])
@@ -103,7 +103,7 @@ def _view(value: Value, address: int, sizes: Mapping[str, int]) -> np.ndarray:
                    ) if steps is not None else int(np.prod(shape))
     if not address or not all(shape):
         return np.zeros(shape, kind)
-    memory = (ctypes.c_char * (span * kind.itemsize)).from_address(address)
+    memory = memoryview((ctypes.c_char * (span * kind.itemsize)).from_address(address)).cast("B")
     return np.ndarray(shape, kind, memory, strides=steps)
 
 

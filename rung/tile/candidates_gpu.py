@@ -1,0 +1,149 @@
+"""Candidate mappings for GPUs: a few of each family, from the kernel's structure.
+
+Contractions get square register tiles with operands in shared memory; folds along contiguous
+memory spread a row over threads; folds across it give each thread a column; the rest is flat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+
+from rung.core.errors import MappingError
+from rung.core.expr import Expr
+from rung.core.machine import Machine
+from rung.core.op import Func
+from rung.loop import ir as loop
+from rung.tile import mapping as tile
+from rung.tile.candidates_explicit import MOST
+from rung.tile.complete import contractions, folded_axes, free_axes, late_axes, with_values
+from rung.tile.legality import is_legal
+
+Splits = tuple[tuple[str, int | None], ...]
+Draft = tuple[dict[str, Splits], tuple[tile.Place, ...], tuple[tile.Use, ...]]
+
+
+def candidates(kernel: Func, machine: Machine, hints: Mapping[str, int] | None = None
+               ) -> Iterator[tile.Mapping]:
+    """Legal mappings, likely good ones first."""
+    yield from islice(_legal(kernel, machine, hints or {}), MOST)
+
+
+def _legal(kernel: Func, machine: Machine, hints: Mapping[str, int]) -> Iterator[tile.Mapping]:
+    seen = set()
+    for splits, places, uses in (*_tiles(kernel, hints), *_rows(kernel),
+                                  *_flat(kernel)):
+        order = _ordered(kernel)
+        lines = tuple(tile.AxisLine(a, tuple(s for s in splits.get(a, (("seq", None),))
+                                             if s[1] != 1 or len(splits[a]) == 1)) for a in order)
+        drafts = [tile.Mapping(kernel.name, machine.name, lines, places, uses=uses)]
+        drafts += [replace(drafts[0], places=())] if places else []
+        for draft in drafts:
+            try:
+                made = with_values(kernel, draft, machine, "shared")
+            except MappingError:
+                continue
+            if made is not None and str(made) not in seen and is_legal(kernel, made, machine):
+                seen.add(str(made))
+                yield made
+
+
+def _ordered(kernel: Func) -> list[str]:
+    free, folded = free_axes(kernel), folded_axes(kernel)
+    return list(dict.fromkeys([*free, *folded, *loop.extents_of(kernel)]))
+
+
+def _size(kernel: Func, axis: str, hints: Mapping[str, int]) -> int:
+    extent = loop.extents_of(kernel)[axis]
+    if extent.const_value is not None:
+        return extent.const_value
+    return int(extent.evaluate({s: hints.get(s, 512) for s in extent.symbols()}))
+
+
+# ---- contractions
+def _tiles(kernel: Func, hints: Mapping[str, int]) -> Iterator[Draft]:
+    """Register tiles of 16x16 threads; both operands come to shared memory at the loop over k."""
+    for op, rows, cols in contractions(kernel):
+        free = free_axes(kernel)
+        if len(folded_axes(kernel)) > 1 or not rows or not cols:
+            continue
+        row, col = rows[-1], cols[-1]
+        if free.index(row) > free.index(col):
+            row, col = col, row
+        small = _size(kernel, row, hints) < 8
+        for r in (1,) if small else (4, 2, 1):
+            splits: dict[str, Splits] = {a: (("grid", None),) for a in free}
+            splits[row] = ((("grid", None), ("reg", min(4, _size(kernel, row, hints))))
+                           if small else (("grid", None), ("thread", 16), ("reg", r)))
+            splits[col] = (("grid", None), ("thread", 64 if small else 16), ("reg", r))
+            splits[op.axis] = (("pipe", None), ("unroll", 16 if r == 4 else 32))
+            buffers = sorted({x.buf.name for x in kernel.body.ops if isinstance(x, loop.Load)
+                              and len(set(loop.op_axes(x)) - {op.axis}) > 0
+                              and op.axis in loop.op_axes(x)})
+            for ring in (2, 3):
+                place = tile.Place(tuple(buffers), "shared", op.axis, "pipe", None, 1, ring,
+                                   "cp.async")
+                yield splits, (place,), (tile.Use(op.result.name, "ffma"),)
+
+
+# ---- folds
+def _rows(kernel: Func) -> Iterator[Draft]:
+    """Threads along the folded axis where that is contiguous, else along the free one."""
+    free, folded, along = free_axes(kernel), folded_axes(kernel), _contiguous(kernel)
+    if not folded:
+        return
+    if late_axes(kernel):
+        yield from _chained(kernel)
+    lead = next((a for a in folded if a in along), None)
+    if lead is None:
+        yield from _columns(kernel)
+        return
+    for threads in (256, 64, 32, 1024, 8):
+        splits: dict[str, Splits] = {a: (("grid", None),) for a in free}
+        splits[lead] = (("seq", None), ("thread", threads))
+        yield splits, (), ()
+
+
+def _columns(kernel: Func) -> Iterator[Draft]:
+    """A thread for each contiguous free element; more threads share the fold."""
+    free, folded = free_axes(kernel), folded_axes(kernel)
+    for across, down in ((32, 8), (32, 32), (64, 4), (128, 1), (8, 32), (1, 64)):
+        for last in free[-1:]:
+            splits: dict[str, Splits] = {a: (("grid", None),) for a in free}
+            splits[last] = (("grid", None), ("thread", across))
+            splits[folded[0]] = (("seq", None), ("thread", down))
+            yield splits, (), ()
+
+
+def _chained(kernel: Func) -> Iterator[Draft]:
+    """Folds of folds, as in attention: the axes that the first one lacks stay in the block."""
+    late, folded = late_axes(kernel), folded_axes(kernel)
+    for down, across in ((32, 8), (16, 16), (64, 4), (32, 1), (8, 32)):
+        splits: dict[str, Splits] = {a: (("grid", None),) for a in free_axes(kernel)}
+        splits |= {a: (("seq", None),) for a in late}
+        splits[late[-1]] = (("seq", None), ("thread", across))
+        splits[folded[0]] = (("seq", None), ("thread", down))
+        yield splits, (), ()
+        yield {**splits, late[-1]: (("thread", across), ("reg", None))}, (), ()
+
+
+def _contiguous(kernel: Func) -> set[str]:
+    """Axes that some load runs along in memory."""
+    found: set[str] = set()
+    for op in kernel.body.ops:
+        if isinstance(op, loop.Load) and op.subs and isinstance(op.subs[-1], Expr):
+            found |= op.subs[-1].symbols()
+    return found
+
+
+# ---- pointwise
+def _flat(kernel: Func) -> Iterator[Draft]:
+    """The last axis over threads, others over blocks; folds as loops of each thread."""
+    axes: Sequence[str] = free_axes(kernel) or _ordered(kernel)[:1]
+    for threads, copies in ((256, 1), (256, 4), (128, 1), (32, 1), (32, 4)):
+        splits: dict[str, Splits] = {a: (("grid", None),) for a in axes}
+        if axes:
+            splits[axes[-1]] = (("grid", None), ("reg", copies), ("thread", threads))
+        splits |= {a: (("seq", None),) for a in folded_axes(kernel) if a not in axes}
+        yield splits, (), ()

@@ -1,0 +1,155 @@
+"""Places that axis lines alone leave open: values read in a later loop, buffers in a scratchpad.
+
+In: a kernel and a mapping with axis lines. Out: the mapping with `place` lines, or None where no
+place is possible; whether the result is legal is for `legality.check` to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from rung.core.errors import MappingError
+from rung.core.machine import Machine
+from rung.core.op import Func, Value
+from rung.core.types import axes_of, dtype_of
+from rung.loop import ir as loop
+from rung.tile import mapping as tile
+from rung.tile.legality import find_route
+from rung.tile.nest import Nest, Split
+from rung.tile.stage import Access, tile_form
+from rung.tile.to_kernel import Stmt
+
+SHARE = 4  # 1/SHARE of the scratchpad is the most that one tile takes at first
+
+
+def with_values(kernel: Func, mapping: tile.Mapping, machine: Machine, space: str
+                ) -> tile.Mapping | None:
+    """The mapping with a place for each value that a later loop reads."""
+    for _ in range(8):
+        nest = Nest(loop.extents_of(kernel), mapping, machine)
+        stmts, route = find_route(kernel, mapping, nest)
+        lost = next(((q, s) for s in stmts for q in s.needs if not route.visible(q, s)
+                     and mapping.placed(q.op.results[0].name) is None), None)
+        if lost is None:
+            return mapping
+        q = lost[0]
+        loops = [s for s in route.shared([q, *(s for s in stmts if q in s.needs)]) if _home(s)]
+        if not loops:
+            return None
+        place = tile.Place((q.op.results[0].name,), space, loops[-1].axis, loops[-1].level)
+        mapping = replace(mapping, places=(*mapping.places, place))
+    return None
+
+
+def _home(split: Split) -> bool:
+    return split.kind != "thread"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The loops at which a buffer can stand, outermost first, with its bytes at each."""
+
+    name: str
+    loops: tuple[tuple[Split, int, bool], ...]  # whether a ring may hold it
+
+
+def with_buffers(kernel: Func, mapping: tile.Mapping, machine: Machine, space: str, ring: int
+                 ) -> tile.Mapping | None:
+    """The mapping with all buffers in a scratchpad: each as far out as its tile is small enough."""
+    nest = Nest(loop.extents_of(kernel), mapping, machine)
+    stmts, route = find_route(kernel, mapping, nest)
+    capacity = machine.space(space)
+    if capacity is None:
+        return None
+    places = []
+    for name, uses in _uses(stmts).items():
+        loops = list(_loops(nest, [op for op, _ in uses], route.around([s for _, s in uses])))
+        small = [x for x in loops if x[1] * (ring if x[2] else 1) <= capacity.bytes // SHARE]
+        chosen = small[0] if small else min(loops, key=lambda x: x[1], default=None)
+        if chosen is None:
+            return None
+        split, _, ahead = chosen
+        places.append(tile.Place((name,), space, split.axis, split.level, None, 0,
+                                 ring if ahead else 1, machine.asynchronous[0]))
+    return replace(mapping, places=(*mapping.places, *merged(places)))
+
+
+def merged(places: Sequence[tile.Place]) -> Iterator[tile.Place]:
+    """Places that differ only in what they hold, as one."""
+    groups: dict[tile.Place, list[str]] = {}
+    for p in places:
+        groups.setdefault(replace(p, values=()), []).extend(p.values)
+    for p, names in groups.items():
+        yield replace(p, values=tuple(names))
+
+
+def _uses(stmts: Sequence[Stmt]) -> dict[str, list[tuple[Access, Stmt]]]:
+    found: dict[str, list[tuple[Access, Stmt]]] = {}
+    for s in stmts:
+        for op in (*s.loads, s.op):
+            if isinstance(op, loop.Load | loop.Store):
+                found.setdefault(op.buf.name, []).append((op, s))
+    return found
+
+
+def _loops(nest: Nest, uses: Sequence[Access], around: Sequence[Split]
+           ) -> Iterator[tuple[Split, int, bool]]:
+    for split in around:
+        block = _block(nest, split)
+        try:
+            forms = {(type(op), tile_form(op, block, nest)) for op in uses}
+        except MappingError:
+            continue
+        follows = any(isinstance(s, Value) for op in uses for s in op.subs)
+        size = sum(prod(form.box) for _, form in forms)
+        yield split, size * dtype_of(uses[0].buf.type).bytes, not follows
+
+
+def _block(nest: Nest, split: Split) -> Callable[[str], int | None]:
+    return lambda axis: nest.block_at(axis, split)
+
+
+def vector_sets(kernel: Func, axes: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """Sets of axes of which no op has two, each grown from another axis first."""
+    together = [set(loop.op_axes(op)) for op in kernel.body.ops]
+    seen = set()
+    for first in axes:
+        chosen = [first]
+        for a in axes:
+            if a not in chosen and not any(a in t and t & set(chosen) for t in together):
+                chosen.append(a)
+        if (key := frozenset(chosen)) not in seen:
+            seen.add(key)
+            yield tuple(chosen)
+
+
+def free_axes(kernel: Func) -> list[str]:
+    """Axes of stores that no fold runs over, in the order of their subscripts."""
+    stores = [op for op in kernel.body.ops if isinstance(op, loop.Store)]
+    folded = set(folded_axes(kernel))
+    return [a for a in dict.fromkeys(a for op in stores for a in loop.op_axes(op))
+            if a not in folded]
+
+
+def folded_axes(kernel: Func) -> list[str]:
+    """Axes that folds run over; those whose folds read others' results come first."""
+    folds = [op.axis for op in kernel.body.ops if isinstance(op, loop.Fold | loop.Contract)]
+    return list(dict.fromkeys(reversed(folds)))
+
+
+def late_axes(kernel: Func) -> list[str]:
+    """Free axes that some fold knows nothing of: a loop over them repeats that fold."""
+    folds = [op for op in kernel.body.ops if isinstance(op, loop.Fold | loop.Contract)]
+    return [a for a in free_axes(kernel) if not all(a in loop.op_axes(op) for op in folds)]
+
+
+def contractions(kernel: Func) -> list[tuple[loop.Contract, tuple[str, ...], tuple[str, ...]]]:
+    """Each sum of products with the free axes of its first and of its second operand alone."""
+    found = []
+    for op in kernel.body.ops:
+        if isinstance(op, loop.Contract) and (op.combine, op.product) == ("add", "mul"):
+            a, b = ([x for x in axes_of(v.type) if x != op.axis] for v in op.args)
+            found.append((op, tuple(x for x in a if x not in b), tuple(x for x in b if x not in a)))
+    return found
