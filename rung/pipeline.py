@@ -11,8 +11,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from math import inf
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -23,7 +24,7 @@ import torch
 from rung.core import trace
 from rung.core.config import Settings
 from rung.core.cost import bound
-from rung.core.errors import LoweringError, RungError, Unsupported
+from rung.core.errors import LoweringError, MappingError, RungError, Unsupported
 from rung.core.expr import sym
 from rung.core.key import structural_key
 from rung.core.machine import Machine
@@ -40,8 +41,8 @@ from rung.program import memory, outline, reinplace, views
 from rung.program.ir import Composite, Module
 from rung.runtime.executable import Executable
 from rung.targets.base import Target, is_library, target
+from rung.tensor import empty, to_loop
 from rung.tensor import simplify as tensor_simplify
-from rung.tensor import to_loop
 from rung.tile import choose, to_kernel
 from rung.tile.choose import Choice
 from rung.tile.mapping import Mapping as TileMapping
@@ -63,6 +64,7 @@ class Context:
     precision: str = "default"
     hints: Mapping[str, int] = field(default_factory=dict)
     mappings: Mapping[str, TileMapping] = field(default_factory=dict)
+    careful: bool = False  # at most one fold in a kernel
 
     @property
     def machine(self) -> Machine:
@@ -70,6 +72,9 @@ class Context:
 
     def price(self, kernel: Func) -> float:
         """Modelled seconds of a kernel, by our code or a library's."""
+        folds = [op for op in kernel.body.ops if isinstance(op, loop_ir.Fold | loop_ir.Contract)]
+        if self.careful and len(folds) > 1:
+            return inf
         return choose.estimate(kernel, self.machine, self.target.libraries, self.hints)
 
 
@@ -165,6 +170,8 @@ PASSES = (
          "before simplify, which then sees across the borders of what was opened"),
     Pass("tensor", "simplify", _programs(tensor_simplify.simplify), "exact",
          "while index maps are still whole-tensor ops that compose"),
+    Pass("tensor", "drop_empty", _programs(empty.drop_empty), "exact",
+         "last of the rung: below it no extent is 0, but in a kernel that stores nothing"),
     Pass("loop", "to_loop", lambda m, _: to_loop.to_loop(*m.programs), "reassociates",
          "one kernel an op, so that fusion alone decides what a kernel is"),
     Pass("loop", "fuse", lambda m, c: fuse.fuse(m, c.price), "exact",
@@ -208,8 +215,18 @@ def lower_module(program: Func, machine: Target, precision: str = "default",
                  hints: Mapping[str, int] | None = None,
                  mappings: Mapping[str, TileMapping] | None = None) -> Stages:
     """All rungs below `program` for one target; `hints` are the sizes to expect, `mappings` the
-    user's own by kernel. RungError where a rung cannot take the program."""
+    user's own by kernel. Where a fused kernel has no mapping, fusion is tried again with care.
+    RungError where a rung cannot take the program."""
     context = Context(machine, precision, hints or {}, mappings or {})
+    try:
+        return _lower(program, context)
+    except MappingError as error:
+        trace.emit("declined", "choose", program.name, str(error))
+        return _lower(program, replace(context, careful=True))
+
+
+def _lower(program: Func, context: Context) -> Stages:
+    machine = context.target
     module, modules = Module((program,)), dict[str, Module]()
     for step in PASSES:
         module = run_pass(step, module, context)

@@ -39,7 +39,12 @@ def leaves(out: Any) -> list[Any]:
 
 def check(value: torch.Tensor, low: int, high: int, error: type[Exception], message: str) -> None:
     """Raise `error` unless low <= v < high for all elements."""
-    if value.numel():
+    if value.numel() == 1:
+        bad = not low <= value.item() < high
+    elif value.numel():
         least, most = value.aminmax()
-        if int(least) < low or int(most) >= high:
-            raise error(message)
+        bad = least.item() < low or most.item() >= high
+    else:
+        bad = False
+    if bad:
+        raise error(message)

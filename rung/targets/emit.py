@@ -262,7 +262,7 @@ class Emitter:
             at = self.get(value, point)
             if _lanes(value) > 1:
                 at = self.p.lane(at, lane)
-            text += f" + (long){at} * ({self.c(stride)})"
+            text += f" + (long)({at}) * ({self.c(stride)})"
         return f"&{buf.name}[{text}]"
 
     def _load(self, op: Load, point: Mapping[str, int], t: VecType) -> str:

@@ -89,7 +89,8 @@ class Leaf:
         same_axes(op, nested)
         space = self._accumulators()
         for state in op.results:
-            self.arrays[state] = self._array(state, axes_of(state.type), space, scope, None)
+            if self.mapping.placed(state.name) is None:
+                self.arrays[state] = self._array(state, axes_of(state.type), space, scope, None)
         self.running[op] = ()
         self.waiting.add(op)
         return {a for state in op.results for a in axes_of(state.type)}

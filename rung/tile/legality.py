@@ -223,10 +223,14 @@ class _Check:
 
     def block(self, name: str, axis: str, split: Split) -> int:
         """Elements of an axis that an array placed at a loop holds."""
-        size = self.nest.block_at(axis, split)
+        return self.whole(name, axis, self.nest.block_at(axis, split))
+
+    def whole(self, name: str, axis: str, size: int | None) -> int:
+        """The elements of an axis in an array, where `size` are left of it (None: all)."""
         threads = [s.step * (s.size or 1) for s in self.nest.splits[axis] if s.kind == THREAD]
         if size is not None and any(t > size for t in threads):
-            refuse(f"{name} at {split.axis}.{split.level}: threads of {axis} stand outside of it")
+            refuse(f"the array of {name} is made inside a loop of {axis} that is inside its "
+                   f"threads")
         size = self.nest.padded(axis) if size is None else size
         if size is None:
             refuse(f"{name} needs an array over {axis}, whose extent {self.nest.extents[axis]} "
@@ -333,7 +337,8 @@ class _Check:
     def _placed_run(self, s: Stmt, name: str) -> int:
         place = self.mapping.placed(name)
         assert place is not None
-        run = self._inside(self.route.paths[id(s)], find_split(place, self.nest))
+        path = self.route.ends[id(s)] if s.kind == "fold" else self.route.paths[id(s)]
+        run = self._inside(path, find_split(place, self.nest))
         if not run:
             refuse(f"{name} is placed at {place.axis}.{place.level}, but computed outside of it")
         return run
@@ -351,10 +356,11 @@ class _Check:
 
     # ---- budgets
     def budget(self) -> None:
+        arrays = list(self._arrays())
         if not self.machine.masked:
             return  # a cache that overflows is slow, not wrong
         for space in self.machine.spaces:
-            parts = [part for part in self._arrays() if part[0] == space.name]
+            parts = [part for part in arrays if part[0] == space.name]
             total = sum(size * ring for _, _, size, ring in parts)
             if total > space.bytes:
                 names = " + ".join(f"{_kb(size)}" + (f" x ring {ring}" if ring > 1 else "")
@@ -420,11 +426,7 @@ class _Check:
 
     def _left(self, name: str, axis: str, path: Path) -> int:
         steps = [s.step for s, _ in path if s.axis == axis and s.kind in LOOPS]
-        size = steps[-1] if steps else self.nest.padded(axis)
-        if size is None:
-            refuse(f"the state of {name} needs an array over {axis}, whose extent "
-                   f"{self.nest.extents[axis]} is symbolic")
-        return size
+        return self.whole(name, axis, steps[-1] if steps else None)
 
     def _registers(self) -> None:
         total = sum(prod(self.units(a) for a in (*axes_of(r.type), op.axis))

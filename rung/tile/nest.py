@@ -161,7 +161,8 @@ class Nest:
 
     def among_threads(self, split: Split) -> bool:
         """Whether a loop is inside each thread's part: it runs in full, under masks."""
-        return any(s.kind == THREAD and s.step > split.step for s in self.splits[split.axis])
+        splits = self.splits[split.axis]
+        return any(s.kind == THREAD for s in splits[:splits.index(split)])
 
     def padded(self, axis: str) -> int | None:
         """The extent rounded up to whole innermost blocks; None where it is symbolic."""

@@ -201,11 +201,17 @@ class Walk:
             conds = [ragged.base - spot.base, spot.base + (spot.block - 1) - ragged.base]
         if self.extents[split.axis].const_value is None:
             conds.append(self.extents[split.axis] - ragged.base - 1)
-        if not conds:
-            self.emit(stmts, depth + 1, scope.at(split.axis, ragged))
-            return
-        self._branch(conds, stmts, scope,
-                     lambda inner: self.emit(stmts, depth + 1, inner.at(split.axis, ragged)))
+        def last(inner: Scope) -> None:
+            self._only(split, stmts, depth, inner.at(split.axis, ragged))
+
+        if conds:
+            self._branch(conds, stmts, scope, last)
+        else:
+            last(scope)
+
+    def _only(self, split: Split, stmts: Sequence[Stmt], depth: int, scope: Scope) -> None:
+        """A step that stands alone."""
+        self._step(split, stmts, scope, None, lambda inner: self.emit(stmts, depth + 1, inner))
 
     def _grid(self, split: Split, stmts: Sequence[Stmt], depth: int, scope: Scope) -> None:
         """A parallel loop with the ragged block as one of its steps."""
@@ -224,7 +230,7 @@ class Walk:
             self._branch([cond], stmts, inner, then, other)
 
         if full.is_const(0):
-            self.emit(stmts, depth + 1, scope.at(axis, ragged))
+            self._only(split, stmts, depth, scope.at(axis, ragged))
         else:
             self._for(split, hi, cap, stmts, depth, scope, lambda b: Spot(b, step), body)
 

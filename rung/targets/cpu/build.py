@@ -147,6 +147,6 @@ def _refused(source: str, run: subprocess.CompletedProcess[str], line: list[str]
     kept = library.with_suffix(".c")
     kept.write_text(source)
     first = next((x for x in run.stderr.splitlines() if "error" in x), run.stderr.strip())
-    command = shlex.join(line)
+    command = shlex.join(str(kept) if word.endswith("kernels.c") else word for word in line)
     return TargetCompileError(f"{first}\n  source: {kept}\n  command: {command}", str(kept),
                               run.stderr, command)

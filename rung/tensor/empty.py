@@ -1,0 +1,59 @@
+"""Tensors without elements: what makes one is a call, what folds one away a `full`.
+
+    t = x + b : f32[0,8]                  ->    t = call aten.full.default([0,8], 0.0, dtype=f32)
+    s = reduce add t over [0] : f32[8]    ->    s = full 0.0 [8] f32
+
+So no kernel has an axis of extent 0, by which nothing can be divided.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rung.core.op import Builder, Func, Op, Value
+from rung.core.ops import Cast, Map
+from rung.core.rewrite import dead_code, rewrite
+from rung.core.scalar import MONOIDS
+from rung.core.types import DType, TensorType
+from rung.program.ir import Call
+from rung.tensor.ir import Concat, Contract, Full, Gather, Index, Iota, Reduce, Scatter, shape_of
+
+MAKERS = (Map, Cast, Reduce, Index, Contract, Gather, Iota, Concat, Full)
+
+
+def drop_empty(program: Func) -> Func:
+    """`program` with no op of ours on tensors without elements; exact."""
+    return dead_code(rewrite(program, _rule))
+
+
+def _rule(op: Op, builder: Builder) -> tuple[Value, ...] | None:
+    if isinstance(op, Scatter) and is_empty(op.src):
+        return (op.x,)
+    kind = op.results[0].type if isinstance(op, MAKERS) else None
+    if not isinstance(kind, TensorType) or not any(map(is_empty, (*op.operands(), op.results[0]))):
+        return None
+    name = op.results[0].name
+    if isinstance(op, Concat) and not is_empty(op.results[0]):
+        return builder.add(replace(op, xs=tuple(x for x in op.xs if not is_empty(x)), results=()),
+                           name)
+    value = _value(op, kind.dtype)
+    if not is_empty(op.results[0]):
+        return builder.add(Full(value, kind.dtype, kind.shape), name)
+    args = (("", kind.shape), ("", value), ("dtype", kind.dtype))
+    return builder.add(Call("aten.full.default", args, (kind,)), name)
+
+
+def _value(op: Op, dtype: DType) -> float | int | bool:
+    """What the result holds where it has elements: folds give identities, loads are masked."""
+    match op:
+        case Reduce():
+            return MONOIDS[op.monoid].identity(op.acc)
+        case Contract():
+            return MONOIDS[op.combine].identity(op.acc)
+        case Index():
+            return op.fill
+    return False if dtype.kind == "b" else 0.0 if dtype.is_float else 0
+
+
+def is_empty(value: Value) -> bool:
+    return any(size.is_const(0) for size in shape_of(value))

@@ -1,0 +1,283 @@
+"""The command `rung`: exit codes, what goes to stdout and to stderr, and what its dumps are for."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rung import cli
+
+RELU_MM = "torch.relu((torch.randn(20, 12) + torch.randn(12)) @ torch.randn(12, 16))"
+OURS = ("program", "tensor", "loop", "tile", "kernel")
+
+Result = tuple[int, str, str]
+
+
+@pytest.fixture
+def rung(capsys: pytest.CaptureFixture[str]):  # type: ignore[no-untyped-def]
+    """`rung("show", "-c", "...")`: exit code, stdout, stderr."""
+    def run(*args: str) -> Result:
+        try:
+            code = cli.main(args)
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        out, err = capsys.readouterr()
+        return code, out, err
+    return run
+
+
+# --- usage
+
+def test_help_lists_commands_options_and_variables(rung) -> None:
+    code, out, err = rung("--help")
+    assert (code, err) == (0, "")
+    for word in ("show", "explain", "opt", "bench", "precision", "strict", "RUNG_CACHE_DIR", "CC"):
+        assert word in out
+
+
+@pytest.mark.parametrize(("args", "says"), [
+    ((), "COMMAND"),
+    (("shw",), "'show', 'explain', 'opt', 'bench'"),
+    (("show",), "-c FILE.py:BUILD"),
+    (("show", "-c", "torch.randn(3)", "--rung", "lop"), "'loop'"),
+    (("show", "-c", "torch.randn(3).exp()", "--target", "gpu"), "cpu.avx2"),
+    (("show", "-c", "torch.randn(3"), "not a Python expression"),
+    (("show", "missing.py:build"), "no file missing.py"),
+    (("show", "nothing"), "FILE.py:BUILD"),
+    (("opt", "missing.ir"), "missing.ir"),
+    (("bench", "fast"), "pointwise"),
+    (("bench", "pointwise", "--against", "tvm"), "eager, inductor"),
+])
+def test_wrong_usage_is_2_and_names_what_is_known(rung, args: tuple[str, ...], says: str) -> None:
+    code, out, err = rung(*args)
+    assert (code, out) == (2, "")
+    assert "rung: error: " in err
+    assert says in err
+    assert "Traceback" not in err
+
+
+def test_a_program_that_fails_is_1(rung) -> None:
+    code, out, err = rung("show", "-c", "torch.randn(3) @ torch.randn(4)")
+    assert (code, out) == (1, "")
+    assert err.startswith("rung: error: the expression fails in eager: RuntimeError")
+
+
+def test_an_expression_without_tensor_operations_is_1(rung) -> None:
+    code, _, err = rung("explain", "-c", "1 + 1")
+    assert code == 1
+    assert "no graph was captured" in err
+
+
+def test_a_bad_variable_is_2(tmp_path: Path) -> None:
+    run = shell("show", "-c", "1", RUNG_DEBUG="9")
+    assert (run.returncode, run.stdout) == (2, "")
+    assert run.stderr == "rung: error: RUNG_DEBUG='9': expected a level from 0 to 5\n"
+
+
+def test_debug_shows_where_an_error_comes_from(rung, settings) -> None:
+    settings(debug=1)
+    with pytest.raises(Exception, match="fails in eager"):
+        rung("show", "-c", "torch.randn(3) @ torch.randn(4)")
+
+
+def shell(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "rung", *args], capture_output=True, text=True,
+                          env=os.environ | environment, check=False, timeout=120)
+
+
+def test_a_closed_pipe_is_quiet() -> None:
+    command = f'"{sys.executable}" -m rung show -c "torch.randn(64).exp()" | head -n 1'
+    run = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False,
+                         timeout=120)
+    assert run.stdout.startswith("torch ---")
+    assert "BrokenPipe" not in run.stderr and "Traceback" not in run.stderr
+
+
+# --- show
+
+def test_all_rungs_have_headings(rung) -> None:
+    code, out, err = rung("show", "-c", RELU_MM)
+    assert (code, err) == (0, "")
+    headings = re.findall(r"^(\w+) .*-----$", out, re.M)
+    assert headings == list(cli.RUNGS)
+
+
+def test_stdout_has_one_rung_and_stderr_the_rest(rung) -> None:
+    code, out, err = rung("show", "-c", "(print('mine'), torch.randn(4).exp())[1]",
+                          "--rung", "program")
+    assert code == 0
+    assert out.startswith("program ") and "mine" not in out
+    assert "mine" in err
+
+
+def test_factory_results_are_the_inputs_and_modules_keep_their_parameters(rung) -> None:
+    expression = ("nn.Linear(8, 4)(torch.cat([torch.ones(2, 8), torch.rand(2, 8)])) "
+                  "+ F.relu(torch.randint(0, 9, (4,)))")
+    _, out, _ = rung("show", "-c", expression, "--rung", "program")
+    first = out.splitlines()[0]
+    assert sorted(part.split(": ")[1].rstrip(")") for part in first.split("(")[1].split(", ")) == [
+        "f32[2,8] input", "f32[2,8] input", "f32[4,8] param", "f32[4] param", "i64[4] input"]
+
+
+BUILD = '''\
+import torch
+
+def scaled(x, y):
+    z = torch.floor(x)
+    return z * y
+
+def build():
+    return scaled, (torch.randn(6, 8), torch.randn(8))
+
+def broken():
+    return 1 / 0
+
+def wrong():
+    return scaled
+'''
+
+
+@pytest.fixture
+def module(tmp_path: Path) -> str:
+    path = tmp_path / "mine.py"
+    path.write_text(BUILD)
+    return str(path)
+
+
+def test_a_file_and_its_lines(rung, module: str) -> None:
+    code, out, _ = rung("show", f"{module}:build", "--rung", "loop")
+    assert code == 0
+    assert f"{module}:4" in out and f"{module}:5" in out
+    assert "floor(x0[i,j]) * x1[j]" in out
+
+
+@pytest.mark.parametrize(("name", "code", "says"), [
+    ("none", 2, "it has broken, build, scaled, wrong"),
+    ("broken", 1, "ZeroDivisionError"),
+    ("wrong", 1, "must return (function or module, example arguments)"),
+])
+def test_bad_builds(rung, module: str, name: str, code: int, says: str) -> None:
+    found, out, err = rung("show", f"{module}:{name}")
+    assert (found, out) == (code, "")
+    assert says in err
+
+
+def test_training_shows_both_graphs(rung) -> None:
+    _, out, _ = rung("show", "-c", "torch.tanh(torch.randn(4, 8))", "--train", "--rung", "program")
+    assert "# graph 1 of 2: forward" in out and "# graph 2 of 2: backward" in out
+
+
+def test_a_mapping_of_the_user(rung, tmp_path: Path) -> None:
+    path = tmp_path / "mine.map"
+    path.write_text("map floor on cpu.base\n  i: seq *, simd 4\n")
+    args = ("-c", "torch.floor(torch.randn(64))", "--rung", "tile", "--target", "cpu.base")
+    _, out, _ = rung("show", *args, "--mapping", str(path))
+    assert "  i: seq *, simd 4\n" in out
+    path.write_text("map floor on cpu.base\n  i: warp *\n")
+    code, out, err = rung("show", *args, "--mapping", str(path))
+    assert (code, out) == (1, "")
+    assert "warp" in err
+
+
+# --- dumps are input
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_dump_lowers_to_the_same_source(rung, tmp_path: Path, name: str) -> None:
+    _, source, _ = rung("show", "-c", RELU_MM, "--rung", "source")
+    _, dump, _ = rung("show", "-c", RELU_MM, "--rung", name)
+    path = tmp_path / "x.ir"
+    path.write_text(dump)
+    assert rung("opt", str(path), "--to", "source") == (0, source, "")
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_dump_prints_as_it_was(rung, tmp_path: Path, name: str) -> None:
+    _, dump, _ = rung("show", "-c", RELU_MM, "--train", "--rung", name)
+    path = tmp_path / "x.ir"
+    path.write_text(dump)
+    code, again, _ = rung("opt", str(path))
+    assert code == 0
+    kept = [x for x in dump.splitlines() if x and not (x.startswith("# ") and "graph" not in x)]
+    assert [x for x in again.splitlines() if x] == kept
+
+
+@pytest.mark.skipif(not shutil.which("gcc"), reason="no gcc")
+@pytest.mark.parametrize("target", ["cpu.avx512", "cpu.avx2", "cpu.base"])
+def test_source_compiles_as_it_stands(rung, tmp_path: Path, target: str) -> None:
+    _, out, _ = rung("show", "-c", f"F.softmax({RELU_MM}, -1).sum(0)", "--train", "--rung",
+                     "source", "--target", target)
+    path = tmp_path / "kernels.c"
+    path.write_text(out)
+    subprocess.run(["gcc", "-c", str(path), "-o", str(tmp_path / "kernels.o")], check=True)
+
+
+# --- opt
+
+@pytest.fixture
+def dump(rung, tmp_path: Path) -> str:
+    _, text, _ = rung("show", "-c", RELU_MM, "--rung", "tensor")
+    path = tmp_path / "relu_mm.ir"
+    path.write_text(text)
+    return str(path)
+
+
+def test_named_passes_in_order(rung, dump: str) -> None:
+    code, out, _ = rung("opt", dump, "--passes", "to_loop,fuse,canonical")
+    assert code == 0
+    assert out.count("\nkernel ") == 1 and "kernel mm_relu(" in out
+
+
+@pytest.mark.parametrize(("args", "says"), [
+    (("--passes", "fusion"), "loop.fuse"),
+    (("--passes", "simplify"), "tensor.simplify or loop.simplify"),
+    (("--to", "program"), "lies above it"),
+    (("--to", "tiles"), "'tile'"),
+])
+def test_opt_refuses(rung, dump: str, args: tuple[str, ...], says: str) -> None:
+    code, out, err = rung("opt", dump, *args)
+    assert (code, out) == (2, "")
+    assert says in err
+
+
+def test_opt_runs_both_sides(rung, dump: str) -> None:
+    code, out, _ = rung("opt", dump, "--to", "kernel", "--run")
+    assert code == 0
+    last = out.splitlines()[-1]
+    assert last.startswith("# relu [20,16]: mean ") and "checksum" in last
+
+
+def test_opt_points_at_what_it_cannot_read(rung, tmp_path: Path) -> None:
+    path = tmp_path / "bad.ir"
+    path.write_text("program f(x: f32[4] input)\n  y = exq(x) : f32[4]\n  return y\n")
+    code, out, err = rung("opt", str(path))
+    assert (code, out) == (1, "")
+    assert f"{path}:2:" in err
+
+
+# --- bench
+
+def test_bench_writes_its_figures(rung, tmp_path: Path) -> None:
+    path = tmp_path / "figures.json"
+    code, out, _ = rung("bench", "relu_mm", "--quick", "--against", "eager", "--json", str(path))
+    assert code == 0
+    assert "relu_mm" in out and "of the FMA peak" in out
+    found = json.loads(path.read_text())
+    assert {"processor", "torch", "python", "threads", "seed", "target"} <= found.keys()
+    (row,) = found["results"]
+    assert row["seconds"].keys() == {"rung", "eager"}
+    assert row["difference"] < 1e-5
+    assert 0 < row["share_of_peak"] < 2
+
+
+@pytest.mark.slow
+def test_first_call_in_a_new_process(rung) -> None:
+    code, out, _ = rung("bench", "first_call", "--against", "eager")
+    assert code == 0
+    assert "first_call rung:" in out and "s of CPU" in out
