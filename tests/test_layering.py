@@ -25,7 +25,8 @@ VISIBLE = {
     "program": ("rung.core", "rung.program", "rung.tensor.ir", "rung.loop.ir"),
     "tensor": ("rung.core", "rung.tensor", "rung.loop.ir", "rung.program.ir"),
     "loop": ("rung.core", "rung.loop", "rung.tile.ir", "rung.program.ir"),
-    "tile": ("rung.core", "rung.tile", "rung.kernel.ir"),
+    # Tile IR is a Loop IR kernel as it stands, with a mapping beside it
+    "tile": ("rung.core", "rung.tile", "rung.kernel.ir", "rung.loop.ir", "rung.loop.carriers"),
     "kernel": ("rung.core", "rung.kernel", "rung.tile.mapping"),
     "targets": ("rung.core", "rung.loop.ir", "rung.tile", "rung.kernel", "rung.targets"),
     "frontends": ("rung.core", "rung.program", "rung.tensor", "rung.frontends"),
@@ -43,10 +44,14 @@ ENVIRONMENT_READER = "rung.core.config"
 ENVIRONMENT = ("environ", "environb", "getenv", "getenvb")
 
 ALLOWED: dict[tuple[str, str], str] = {
+    ("rung.runtime.host", "rung.frontends.torch.calls"):
+        "calls of torch need its operators by name and its dtypes; the front end has the table",
     ("rung.frontends.torch.backend", "rung.pipeline"):
         "torch calls the backend, and it hands over to the list of passes",
     ("rung.frontends.torch.backend", "rung.targets.base"):
         "the names of the targets, by which it checks the user's option",
+    ("rung.runtime.host", "rung.frontends.torch.calls"):
+        "a call's text means the same torch overload where it runs as where it was read",
 }
 """(importing module, imported prefix) -> the reason why this one exception stands."""
 

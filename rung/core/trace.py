@@ -1,7 +1,8 @@
 """What the passes did and why: a no-op until somebody listens.
 
 `with listen() as events:` collects, in order, `Event`s: a pass ran, a rule fired, a candidate was
-declined with a reason, alternatives were priced, a graph was compiled. `rung explain` and `RUNG_DEBUG` read them.
+declined with a reason, alternatives were priced, a graph was compiled. `rung explain` and
+`RUNG_DEBUG` read them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Event:
-    """`kind` is ran | fired | declined | priced | compiled; `subject` names an op, a kernel or a pair."""
+    """`kind` is ran | fired | declined | priced | compiled; `subject` names what it is about."""
 
     kind: str
     place: str

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from rung.core.expr import ZERO, Expr, prove_eq, sym
+from rung.core.expr import ZERO, Expr, sym
+from rung.core.ranges import prove_eq
 from rung.core.op import Func, Op, Value
 from rung.core.types import TensorType
 from rung.loop.ir import Load, Store, extents_of

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 
 from rung.core.machine import Machine
 from rung.core.op import Func, Op, Value
@@ -327,7 +328,7 @@ def _blocked(shape: Shape, base: TileMapping) -> Iterator[TileMapping]:
     line = base.axis(main.axis)
     if store is None or line is None:
         return
-    unit = _product(dict(line.splits[1:]), tuple(n for n, _ in line.splits[1:]))  # type: ignore[arg-type]
+    unit = prod(size or 1 for _, size in line.splits[1:])
     split = AxisLine(main.axis, (("l3", None), ("seq", max(1, BLOCK // unit)), *line.splits[1:]))
     axes = tuple(split if x.axis == main.axis else x for x in base.axes)
     pack = _pack(shape, base)

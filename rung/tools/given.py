@@ -9,10 +9,11 @@ that the expression builds are built once. `FILE.py:BUILD` calls BUILD(), which 
 from __future__ import annotations
 
 import ast
+import copy
 import linecache
 import runpy
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,8 @@ FACTORIES = frozenset({
     "rand", "randint", "randn", "randperm", "scalar_tensor", "tensor", "tril_indices",
     "triu_indices", "zeros"})
 EXPRESSION = "<rung -c>"  # the file in the lines of an expression's ops
-SCOPE = {"torch": torch, "nn": nn, "F": F}
+SCOPE: dict[str, Any] = {"torch": torch, "nn": nn, "F": F}
+SITE = "<call>"  # starts the names that stand where such a call stood; no Python name does
 SEED = 0
 
 
@@ -53,61 +55,97 @@ def from_expression(text: str) -> Given:
     """The function that `text` is of its factory calls' results; UserError if it does not run."""
     source = text.strip()
     try:
-        tree = ast.parse(source, EXPRESSION, mode="eval")
+        calls = _Calls(ast.parse(source, EXPRESSION, mode="eval").body)
     except SyntaxError as error:
         raise UsageError(f"not a Python expression: {error.msg}\n  {source}") from None
     linecache.cache[EXPRESSION] = (len(source), None, source.splitlines(True), EXPRESSION)
-    calls = _Calls()
-    function = _function(calls.visit(tree))
-    inputs: list[torch.Tensor] = []
-    modules: list[nn.Module] = []
+    made: dict[str, list[Any]] = {}
     torch.manual_seed(SEED)
     try:
         with torch.no_grad():
-            function(_keep(inputs), _keep(modules))
+            _function(["_made"], calls.recorded(), SCOPE)(_keep(made))
     except Exception as error:
         raise UserError(f"the expression fails in eager: {type(error).__name__}: {error}") from None
-    built = tuple(modules)
-
-    def run(*given: torch.Tensor) -> Any:
-        values, parts = iter(given), iter(built)
-        return function(lambda _: next(values), lambda _: next(parts))
-
-    return Given(source, run, tuple(inputs))
+    inputs = [name for name in calls.sites if name in made and name.startswith("x")]
+    values = {name: x[0] if len(x) == 1 else tuple(x) for name, x in made.items()}
+    function = _function(inputs, calls.replaced(made), SCOPE | values)
+    return Given(source, function, tuple(values[name] for name in inputs))
 
 
-def _keep(into: list[Any]) -> Callable[[Callable[[], Any]], Any]:
+def _keep(into: dict[str, list[Any]]) -> Callable[[str, Callable[[], Any]], Any]:
     """What evaluates a call and remembers the result; calls inside it are part of it."""
-    depth = 0
-
-    def evaluate(call: Callable[[], Any]) -> Any:
-        nonlocal depth
-        depth += 1
-        try:
-            made = call()
-        finally:
-            depth -= 1
-        if not depth:
-            into.append(made)
+    def evaluate(site: str, call: Callable[[], Any]) -> Any:
+        made = call()
+        into.setdefault(site, []).append(made)
         return made
 
     return evaluate
 
 
 class _Calls(ast.NodeTransformer):
-    """`torch.randn(4)` to `_input(lambda: torch.randn(4))`, and modules to `_module(lambda: ..)`.
+    """The calls of an expression that are evaluated once: `x0`, .. make inputs, `m0`, .. modules.
 
-    What is inside such a call is not looked at: it is evaluated with it, once.
+    What is inside such a call is not looked at: it is evaluated with it.
     """
+
+    def __init__(self, body: ast.expr):
+        self.sites: dict[str, ast.Call] = {}
+        self.body: ast.expr = self.visit(body)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         made = _resolve(node.func)
-        kind = "_input" if _is_factory(made) else "_module" if _is_module(made) else ""
+        kind = "x" if _is_factory(made) else "m" if _is_module(made) else ""
         if not kind:
             return self.generic_visit(node)
-        none = ast.arguments([], [], None, [], [], None, [])
-        call = ast.Call(ast.Name(kind, ast.Load()), [ast.Lambda(none, node)], [])
-        return ast.fix_missing_locations(ast.copy_location(call, node))
+        name = f"{kind}{len(self.sites)}"
+        self.sites[name] = node
+        return ast.copy_location(ast.Name(SITE + name, ast.Load()), node)
+
+    def recorded(self) -> ast.expr:
+        """`torch.randn(4)` as `_made("x0", lambda: torch.randn(4))`."""
+        def record(name: str) -> ast.expr:
+            call = ast.Lambda(_parameters([]), self.sites[name])
+            return ast.Call(ast.Name("_made", ast.Load()), [ast.Constant(name), call], [])
+        return _with_sites(self.body, record)
+
+    def replaced(self, made: dict[str, list[Any]]) -> ast.expr:
+        """`torch.randn(4)` as `x0`; in a loop, whose results are a tuple, as the next of `x0`."""
+        several = [name for name, results in made.items() if len(results) > 1]
+
+        def read(name: str) -> ast.expr:
+            if name not in several:
+                return ast.Name(name, ast.Load())
+            return ast.Call(ast.Name("next", ast.Load()), [ast.Name(f"{name}_", ast.Load())], [])
+        body = _with_sites(self.body, read)
+        if not several:
+            return body
+        starts = [ast.Call(ast.Name("iter", ast.Load()), [ast.Name(name, ast.Load())], [])
+                  for name in several]
+        return ast.Call(ast.Lambda(_parameters([f"{n}_" for n in several]), body), [*starts], [])
+
+
+def _with_sites(body: ast.expr, make: Callable[[str], ast.expr]) -> ast.expr:
+    """A copy of `body` with what `make` gives for each site."""
+    class Fill(ast.NodeTransformer):
+        def visit_Name(self, node: ast.Name) -> ast.expr:
+            if not node.id.startswith(SITE):
+                return node
+            return ast.copy_location(make(node.id.removeprefix(SITE)), node)
+
+    filled: ast.expr = Fill().visit(copy.deepcopy(body))
+    return filled
+
+
+def _parameters(names: Sequence[str]) -> ast.arguments:
+    return ast.arguments([], [ast.arg(n) for n in names], None, [], [], None, [])
+
+
+def _function(names: Sequence[str], body: ast.expr, scope: dict[str, Any]) -> Callable[..., Any]:
+    """`lambda NAMES: BODY`, with the expression's own line numbers."""
+    made = ast.Lambda(_parameters(names), body)
+    code = compile(ast.fix_missing_locations(ast.Expression(made)), EXPRESSION, "eval")
+    function: Callable[..., Any] = eval(code, dict(scope))
+    return function
 
 
 def _resolve(node: ast.expr) -> Any:
@@ -131,15 +169,6 @@ def _is_factory(made: Any) -> bool:
 
 def _is_module(made: Any) -> bool:
     return isinstance(made, type) and issubclass(made, nn.Module)
-
-
-def _function(tree: ast.Expression) -> Callable[..., Any]:
-    """`lambda _input, _module: EXPR`, with the expression's own line numbers."""
-    names = [ast.arg(name) for name in ("_input", "_module")]
-    body = ast.Lambda(ast.arguments([], names, None, [], [], None, []), tree.body)
-    code = compile(ast.fix_missing_locations(ast.Expression(body)), EXPRESSION, "eval")
-    made: Callable[..., Any] = eval(code, dict(SCOPE))
-    return made
 
 
 def from_file(text: str) -> Given:

@@ -18,12 +18,10 @@ from rung.core.expr import (
     Mod,
     is_size,
     parse_expr,
-    prove_eq,
-    prove_lt,
-    prove_nonneg,
     sym,
     to_source,
 )
+from rung.core.ranges import prove_eq, prove_lt, prove_nonneg
 
 NAMES = ("i", "j", "k0", "s1")
 Env = dict[str, int]

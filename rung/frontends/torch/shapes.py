@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rung.core.errors import Unsupported
-from rung.core.expr import ONE, ZERO, Expr, prove_nonneg, sym
+from rung.core.expr import ONE, ZERO, Expr, sym
+from rung.core.ranges import prove_nonneg
 
 Shape = Sequence[Expr]
 

@@ -36,7 +36,8 @@ def _seconds(share: float) -> object:
 
 
 def _has_onednn() -> bool:
-    return hasattr(torch.ops.mkldnn, "_linear_pointwise") and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    built: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return built and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def _fits_aten(mm: Matmul) -> bool:

@@ -1,0 +1,160 @@
+"""The list of passes, what is verified and compared when, and what happens on errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import models
+import pytest
+import torch
+from functions import CASES, copies
+from programs import Prog
+from test_end_to_end import rung
+
+from rung import pipeline
+from rung.core import trace
+from rung.core.errors import MappingError, Unsupported, VerifyError
+from rung.core.op import Block, Func
+from rung.core.parse import parse_module
+from rung.frontends.torch.backend import Options
+from rung.program.ir import Module
+from rung.targets.base import UnknownTarget, target
+from rung.tile.mapping import parse_mapping
+from rung.tools import check
+
+CPU = target("cpu")
+
+
+def test_passes_are_in_the_order_of_the_rungs() -> None:
+    order = [pipeline.RUNGS.index(p.rung) for p in pipeline.PASSES]
+    assert order == sorted(order)
+    assert len({(p.rung, p.name) for p in pipeline.PASSES}) == len(pipeline.PASSES)
+    for step in pipeline.PASSES:
+        assert step.kind in ("exact", "reassociates", "changes-values") and step.why
+    assert {p.rung for p in pipeline.PASSES if p.name in pipeline.BORDERS} == set(pipeline.RUNGS)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_pass_keeps_the_meaning(name: str, settings: Callable[..., None]) -> None:
+    settings(check=True)
+    case = CASES[name]
+    with torch.no_grad(), trace.listen() as events:
+        rung(case.fn)(*case.args(6, torch.float32))
+    assert not [e for e in events if e.place == "check"]
+
+
+def test_every_pass_keeps_the_meaning_in_bf16(settings: Callable[..., None]) -> None:
+    settings(check=True)
+    case = CASES["cache_step"]
+    with torch.no_grad():
+        rung(case.fn)(*case.args(6, torch.bfloat16))
+
+
+@pytest.mark.parametrize("rung_name", pipeline.RUNGS)
+def test_the_text_of_a_rung_parses_to_itself(rung_name: str) -> None:
+    for program in (models.relu_mm(6, 5, 7), models.softmax("s0", 8), models.floor_add()):
+        text = pipeline.lower_module(program, CPU).text(rung_name)
+        funcs = parse_module(text, pipeline.VOCABULARIES, parse_mapping)
+        again = Module(tuple(f for f in funcs if f.kind == "program"),
+                       tuple(f for f in funcs if f.kind != "program"))
+        assert f"{again}\n" == text
+        pipeline.verify_module(again)
+
+
+def test_a_broken_pass_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(module: Module, _: Any) -> Module:
+        return replace(module, programs=(replace(module.main, body=Block((), ())),))
+    last = next(p for p in pipeline.PASSES if p.name == "drop_empty")
+    passes = tuple(replace(p, run=breaks) if p is last else p for p in pipeline.PASSES)
+    monkeypatch.setattr(pipeline, "PASSES", passes)
+    with pytest.raises(VerifyError, match="after drop_empty: a program ends in `return`"):
+        pipeline.lower_module(models.floor_add(), CPU)
+
+
+def test_a_wrong_pass_is_named(settings: Callable[..., None]) -> None:
+    settings(check=True)
+    wrong = replace(pipeline.PASSES[0], run=lambda m, _: Module((models.floor_add(10),)))
+    p = Prog("floor_add")
+    program = p.done(p.map("add", p.map("floor", p.param("x", 10)), 2.0))
+    with pytest.raises(check.WrongResult, match="outline changes result 0 by 1 "):
+        pipeline.run_pass(wrong, Module((program,)), pipeline.Context(CPU))
+
+
+def test_time_of_every_pass_is_traced() -> None:
+    with trace.listen() as events:
+        pipeline.lower_module(models.softmax(), CPU)
+    ran = [(e.place, e.subject) for e in events if e.kind == "ran"]
+    assert ran == [*((p.rung, p.name) for p in pipeline.PASSES), ("source", "emit")]
+
+
+def test_a_kernel_is_mapped_once_for_each_structure(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline.lower_module(models.softmax(11, 24), CPU)
+    monkeypatch.setattr(pipeline.choose, "choose", None)
+    pipeline.lower_module(models.softmax(11, 24), CPU)
+
+
+def test_fusion_is_careful_where_a_kernel_has_no_mapping(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = pipeline._choice
+
+    def picky(kernel: Func, context: pipeline.Context) -> Any:
+        if str(kernel).count("fold") > 1:
+            raise MappingError("two folds")
+        return real(kernel, context)
+    whole = pipeline.lower_module(models.softmax(9, 16), CPU)
+    monkeypatch.setattr(pipeline, "_choice", picky)
+    parts = pipeline.lower_module(models.softmax(9, 16), CPU)
+    assert len(whole.modules["loop"].kernels) < len(parts.modules["loop"].kernels)
+
+
+def test_mappings_of_the_user(tmp_path: Path) -> None:
+    chosen = pipeline.lower_module(models.floor_add(64), CPU).modules["tile"].kernels[0]
+    text = f"map {chosen.name} on {CPU.machine.name}\n  i: seq *, simd 4\n"
+    path = tmp_path / "mine.map"
+    path.write_text("# mine\n" + text + "\nmap other on toy\n  i: seq *\n")
+    found = pipeline.read_mappings(str(path))
+    assert set(found) == {chosen.name, "other"}
+    made = pipeline.lower_module(models.floor_add(64), CPU, mappings=found)
+    assert str(made.modules["tile"].kernels[0].attr("mapping")) == text.strip()
+    assert "f32x4" in made.text("kernel")
+
+
+def test_sizes_to_expect_come_from_the_inputs() -> None:
+    program = models.softmax("s0", 8)
+    assert pipeline.hints_of(program, [torch.empty(7, 8)]) == {"s0": 7}
+
+
+def test_unknown_target() -> None:
+    with pytest.raises(UnknownTarget, match=r"no target is called 'tpu'; there are cpu, cpu\.avx"):
+        target("tpu")
+
+
+def test_tensors_elsewhere_are_declined() -> None:
+    with pytest.raises(Unsupported, match="meta"):
+        pipeline.compile_program(models.floor_add(), Options(), (),
+                                 [torch.empty(9, device="meta")])
+
+
+@pytest.mark.parametrize("name", ["relu_mm", "softmax", "floor_add", "column_sum"])
+def test_the_toy_runs(name: str) -> None:
+    program = {"relu_mm": models.relu_mm(6, 5, 7), "softmax": models.softmax(),
+               "floor_add": models.floor_add(), "column_sum": models.colsum()}[name]
+    inputs = [torch.from_numpy(x) for x in check.draw(program) or ()]
+    results = [pipeline.executable(pipeline.lower_module(program, target(machine)))(copies(inputs))
+               for machine in ("toy", "cpu")]
+    torch.testing.assert_close(*results)
+
+
+def test_cuda_emits() -> None:
+    stages = pipeline.lower_module(models.softmax(64, 256), target("cuda.sm90"))
+    assert "__global__" in stages.text("source")
+
+
+def test_a_size_as_a_value() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return x * x.shape[0] + torch.arange(x.shape[0])
+    x = torch.randn(7)
+    torch._dynamo.mark_dynamic(x, 0)
+    torch.testing.assert_close(rung(fn, dynamic=None)(x), fn(x))
