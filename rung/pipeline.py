@@ -163,7 +163,7 @@ def _to_kernel(kernel: Func, context: Context) -> Func:
 PASSES = (
     Pass("program", "outline", lambda m, _: outline.outline(m.main), "exact",
          "first, so that everything after it sees a repeated layer once"),
-    Pass("tensor", "lower", _programs(aten.lower), "exact",
+    Pass("tensor", "lower", _programs(aten.lower), "reassociates",
          "meanings replace names before anything is decided by them"),
     Pass("tensor", "open_composites", _programs(
         partial(tensor_simplify.open_composites, keep=keeps_call)), "reassociates",
@@ -329,6 +329,7 @@ def hints_of(func: Func, example_inputs: Sequence[Any]) -> dict[str, int]:
 def read_mappings(path: str) -> dict[str, TileMapping]:
     """The mappings in a file, by kernel; none for no file. ParseError, or OSError of the file."""
     text = Path(path).read_text() if path else ""
+    text = re.sub(r"#.*", "", text)
     parts = [part for part in re.split(r"^(?=map )", text, flags=re.M) if part.strip()]
     found = [parse_mapping(part) for part in parts]
     return {m.kernel: m for m in found}

@@ -18,7 +18,7 @@ if "RUNG_CACHE_DIR" not in os.environ:  # before anything reads it; workers of x
     os.environ["RUNG_CACHE_DIR"] = tempfile.mkdtemp(prefix="rung-tests-")
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 
-from rung.core import config  # noqa: E402
+from rung.core import config
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -7,7 +7,7 @@ bf16 matrix at a third of the bandwidth.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -21,7 +21,7 @@ DISPATCH = 3e-6  # seconds that one library call costs the host
 SKINNY = 8  # rows below which a library's matmul is bound by how it streams the matrix
 
 
-def _seconds(share: float) -> object:
+def _seconds(share: float) -> Callable[[Matmul, Func, Machine, Mapping[str, int]], float]:
     def seconds(mm: Matmul, kernel: Func, machine: Machine, hints: Mapping[str, int]) -> float:
         batch, m, n, k = mm.sizes(kernel, hints)
         peak = machine.rates.flops["f32"] * machine.cores
@@ -49,8 +49,8 @@ def _fits_linear(mm: Matmul) -> bool:
     return plain and mm.dtype == F32 and _has_onednn()
 
 
-LIBRARIES = (Library("aten.matmul", _fits_aten, _seconds(0.40)),  # type: ignore[arg-type]
-             Library("onednn.linear", _fits_linear, _seconds(0.78)))  # type: ignore[arg-type]
+LIBRARIES = (Library("aten.matmul", _fits_aten, _seconds(0.40)),
+             Library("onednn.linear", _fits_linear, _seconds(0.78)))
 
 
 def _whole(at: Mapping[str, torch.Tensor], x: Operand) -> torch.Tensor:
