@@ -89,8 +89,9 @@ class _Count:
         rates, cores = self.machine.rates, self.machine.cores
         parallel = self._parallel()
         idle = cores / min(cores, max(parallel, 1))
-        compute = (seconds + 2 * ops / rates.flops["f32"]) * idle
-        traffic = (memory / rates.memory + cache / rates.cache) * min(idle, 2)
+        compute = (seconds + 2 * ops / rates.flops["f32"]) * idle / cores  # rates are a core's
+        shared = 1 + 0.8 * (cores - 1)  # the memory of two cores is 1.8 times as fast
+        traffic = (memory / rates.memory + cache / rates.cache) * min(idle, shared) / shared
         top = max(compute, traffic)
         reason = "launch" if top < rates.launch else "compute" if compute > traffic else "memory"
         repeats = max((self.repeats.get(n, 1) for n, w in work.items() if w), default=1)

@@ -6,7 +6,7 @@ origins of what they replace.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -72,8 +72,12 @@ def dead_code(func: Func) -> Func:
     return func if len(kept) == len(func.body.ops) else func.with_ops(kept[::-1])
 
 
-def merge_equal(func: Func, classes: tuple[type[Op], ...] = (Op,)) -> Func:
-    """Common subexpressions: pure ops of equal class, operands and attributes become one."""
+def merge_equal(func: Func, classes: tuple[type[Op], ...] = (Op,),
+                apart: Collection[Value] = ()) -> Func:
+    """Common subexpressions: pure ops of equal class, operands and attributes become one.
+
+    Two that both give a value of `apart` stay two.
+    """
     seen: dict[Any, Op] = {}
     values: dict[Value, Value] = {}
     kept: list[Op] = []
@@ -84,7 +88,8 @@ def merge_equal(func: Func, classes: tuple[type[Op], ...] = (Op,)) -> Func:
             seen = {k: x for k, x in seen.items() if not isinstance(x, LoadBase) or x.on_entry}
         if not is_pure(op) or op.blocks() or not isinstance(op, classes):
             kept.append(op)
-        elif key in seen:
+        elif key in seen and not (any(r in apart for r in old.results)
+                                  and any(r in apart for r in seen[key].results)):
             values.update(zip(old.results, seen[key].results, strict=True))
             origins.derive(seen[key].results, old.results)
         else:

@@ -22,7 +22,7 @@ from rung.core.rewrite import substitute
 from rung.core.types import axes_of
 from rung.loop.ir import Contract, Fold, Load, Store, op_axes
 from rung.program.ir import Apply, Call, Check, Composite, KernelCall, Module, Return, Write
-from rung.program.views import copy_of
+from rung.program.views import copy_of, source_of
 
 Reason = str
 
@@ -55,7 +55,7 @@ class _Work:
             copy = next((op for op in ops if copied in op.results), None)
             if not (isinstance(copy, KernelCall) and copy_of(self.kernels[copy.callee])):
                 continue
-            (source,) = copy.args
+            source = source_of(copy, self.kernels[copy.callee])
             at = next(n for n, op in enumerate(ops) if op.results == call.results)
             reason = _keeps_old(ops, at, source, state)
             if reason is None and source in ops[at].operands():

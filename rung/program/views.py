@@ -8,7 +8,7 @@ launch, and its value lies in the storage of its operand.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -17,7 +17,7 @@ from rung.core.ranges import prove_eq
 from rung.core.op import Func, Op, Value
 from rung.core.types import TensorType
 from rung.loop.ir import Load, Store, extents_of
-from rung.program.ir import KernelCall, Module
+from rung.program.ir import Apply, Call, KernelCall, Module, Write
 from rung.tensor.ir import Index, axis_names, shape_of
 
 
@@ -31,29 +31,54 @@ class Copy:
 
 def views(module: Module) -> Module:
     """The module with reshaping copies as `index` ops, and without kernels then unused."""
-    copies = {k.name for k in module.kernels if copy_of(k)}
+    copies = {k.name: k for k in module.kernels if copy_of(k)}
     programs = tuple(_views(p, copies) for p in module.programs)
     used = {op.callee for p in programs for op in p.body.ops if isinstance(op, KernelCall)}
     return Module(programs, tuple(k for k in module.kernels if k.name in used))
 
 
-def _views(program: Func, copies: set[str]) -> Func:
+def _views(program: Func, copies: Mapping[str, Func]) -> Func:
     updated = {v for op in program.body.ops if isinstance(op, KernelCall) for v in op.updates}
     states = {r for op in program.body.ops if isinstance(op, KernelCall)
               for r in op.results[:len(op.updates)]}
-    returned = set(program.body.last.operands())
+    copied = {op.results[0]: source_of(op, copies[op.callee]) for op in program.body.ops
+              if isinstance(op, KernelCall) and op.callee in copies}
+    leaving = _leaving(program)
+    taken = {v for v in leaving if v not in copied} | written(program) | set(program.params)
+    root: dict[Value, Value] = {}
     ops: list[Op] = []
     for op in program.body.ops:
-        if isinstance(op, KernelCall) and op.callee in copies:
-            result, source = op.results[0], op.args[0]
-            keep = ({result, source} & updated or source.role == "mutated"
-                    or (source in states and result in returned))
-            ops.append(op if keep else view(source, result))
-            if source in states:
-                states.add(result)
-        else:
+        result = op.results[0] if op.results else None
+        if result not in copied:
             ops.append(op)
+            continue
+        assert result is not None
+        source = copied[result]
+        home = root.get(source, source)
+        if ({result, source} & updated or source.role == "mutated"
+                or (result in leaving and (home in taken or source in states))):
+            ops.append(op)
+        else:
+            ops.append(view(source, result))
+            root[result] = home
+            taken |= {home} if result in leaving else set()
+        if source in states:
+            states.add(result)
     return program.with_ops(ops)
+
+
+def written(program: Func) -> set[Value]:
+    """Values that become those of parameters."""
+    return {op.src for op in program.body.ops if isinstance(op, Write)}
+
+
+def _leaving(program: Func) -> set[Value]:
+    """The results, and what the library calls behind them may have made a view of."""
+    found = set(program.body.last.operands())
+    for op in reversed(program.body.ops):
+        if isinstance(op, Call | Apply) and found.intersection(op.results):
+            found.update(op.operands())
+    return found
 
 
 def view(source: Value, result: Value) -> Index:
@@ -67,6 +92,13 @@ def view(source: Value, result: Value) -> Index:
         subs.append((flat % n).simplify(bounds))
         flat = (flat // n).simplify(bounds)
     return Index(source, axes, shape, tuple(reversed(subs)), results=(result,))
+
+
+def source_of(call: KernelCall, copy: Func) -> Value:
+    """What a call of a kernel that copies copies; the kernel may have parameters that it ignores."""
+    found = copy_of(copy)
+    assert found is not None
+    return call.args[copy.params.index(found.load.buf)]
 
 
 def copy_of(kernel: Func) -> Copy | None:

@@ -48,7 +48,7 @@ class Style:
 class Emitter:
     """Writes one kernel; `prelude` collects the helpers that it needs."""
 
-    def __init__(self, func: Func, prelude: Prelude, style: Style = Style()):  # noqa: B008
+    def __init__(self, func: Func, prelude: Prelude, style: Style = Style()):
         self.func, self.p, self.style = func, prelude, style
         self.lines: list[str] = []
         self.depth = 1

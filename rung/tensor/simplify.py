@@ -32,18 +32,21 @@ def simplify(program: Func) -> Func:
     """`program` after one sweep of the rules, equal ops merged, dead ones dropped; exact."""
     ops = program.body.ops
     first = next((n for n, op in enumerate(ops) if isinstance(op, Write)), len(ops))
-    state = _Sweep(frozenset(v for op in ops[first:] for v in op.operands()))
-    return dead_code(merge_equal(rewrite(program, state.rule)))
+    state = _Sweep(frozenset(v for op in ops[first:] for v in op.operands()),
+                   set(program.body.last.operands()))
+    return dead_code(merge_equal(rewrite(program, state.rule), apart=state.results))
 
 
 @dataclass
 class _Sweep:
     """`made` knows the op behind each value; new ops go to `builder`.
 
-    `late` values are read once parameters have been written, so they must not become a parameter.
+    `late` values are read once parameters have been written, so they must not become a parameter;
+    each of the `results` has memory of its own, so it must not become another or a parameter.
     """
 
     late: frozenset[Value] = frozenset()
+    results: set[Value] = field(default_factory=set)
     made: dict[Value, Op] = field(default_factory=dict)
     builder: Builder = field(default_factory=Builder)
 
@@ -53,12 +56,20 @@ class _Sweep:
         for rule in RULES.get(type(op), ()):
             new = rule(self, op)
             if isinstance(new, Value):
-                if new.role == "mutated" and op.results[0] in self.late:
-                    continue
-                return (new,)
-            if new is not None:
+                if self.may_become(op.results[0], new):
+                    return (new,)
+            elif new is not None:
                 return self.again(replace(new, results=op.results))
         return None
+
+    def may_become(self, old: Value, new: Value) -> bool:
+        """Whether all that read `old` may read the equal value `new`."""
+        if old not in self.results:
+            return new.role != "mutated" or old not in self.late
+        if new.role or new in self.results:
+            return False
+        self.results.add(new)
+        return True
 
     def again(self, op: Op) -> tuple[Value, ...]:
         """Append a new op, or what the rules make of it."""
@@ -66,6 +77,8 @@ class _Sweep:
         if made is None:
             made = self.builder.add(op, op.results[0].name)
             self.note(self.builder.ops[-1])
+            if op.results[0] in self.results:
+                self.results.update(made)
         return made
 
     def scalar(self, value: Value) -> Value:

@@ -7,7 +7,7 @@ buffer gets a place, double-buffered where its next box is known.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 
 from rung.core.errors import MappingError
@@ -34,14 +34,18 @@ MOST = 24  # mappings yielded for one kernel
 
 def candidates(kernel: Func, machine: Machine, hints: Mapping[str, int] | None = None
                ) -> Iterator[tile.Mapping]:
-    """Legal mappings, likely good ones first."""
-    yield from islice(_legal(kernel, machine), MOST)
+    """Legal mappings, likely good ones first; with the matrix unit wherever it can be used."""
+    for drafts in (_matrix(kernel, machine), _vector(kernel, machine)):
+        if found := list(islice(_legal(kernel, machine, drafts), MOST)):
+            yield from found
+            return
 
 
-def _legal(kernel: Func, machine: Machine) -> Iterator[tile.Mapping]:
+def _legal(kernel: Func, machine: Machine, drafts: Iterable[tuple[Lines, tuple[tile.Use, ...]]]
+           ) -> Iterator[tile.Mapping]:
     scratch = next(s.name for s in machine.spaces if s.explicit)
     seen = set()
-    for lines, uses in (*_matrix(kernel, machine), *_vector(kernel, machine)):
+    for lines, uses in drafts:
         for ring in (2, 1):
             made = _complete(kernel, tile.Mapping(kernel.name, machine.name, lines, uses=uses),
                              machine, scratch, ring)

@@ -6,7 +6,7 @@ memory spread a row over threads; folds across it give each thread a column; the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 
@@ -26,14 +26,16 @@ Draft = tuple[dict[str, Splits], tuple[tile.Place, ...], tuple[tile.Use, ...]]
 
 def candidates(kernel: Func, machine: Machine, hints: Mapping[str, int] | None = None
                ) -> Iterator[tile.Mapping]:
-    """Legal mappings, likely good ones first."""
-    yield from islice(_legal(kernel, machine, hints or {}), MOST)
+    """Legal mappings of the first family that has any, likely good ones first."""
+    for drafts in (_tiles(kernel, hints or {}), _rows(kernel), _flat(kernel)):
+        if found := list(islice(_legal(kernel, machine, drafts), MOST)):
+            yield from found
+            return
 
 
-def _legal(kernel: Func, machine: Machine, hints: Mapping[str, int]) -> Iterator[tile.Mapping]:
+def _legal(kernel: Func, machine: Machine, found: Iterable[Draft]) -> Iterator[tile.Mapping]:
     seen = set()
-    for splits, places, uses in (*_tiles(kernel, hints), *_rows(kernel),
-                                  *_flat(kernel)):
+    for splits, places, uses in found:
         order = _ordered(kernel)
         lines = tuple(tile.AxisLine(a, tuple(s for s in splits.get(a, (("seq", None),))
                                              if s[1] != 1 or len(splits[a]) == 1)) for a in order)
@@ -108,7 +110,7 @@ def _rows(kernel: Func) -> Iterator[Draft]:
 def _columns(kernel: Func) -> Iterator[Draft]:
     """A thread for each contiguous free element; more threads share the fold."""
     free, folded = free_axes(kernel), folded_axes(kernel)
-    for across, down in ((32, 8), (32, 32), (64, 4), (128, 1), (8, 32), (1, 64)):
+    for across, down in ((32, 8), (32, 32), (64, 4), (128, 1), (32, 1), (8, 32)):
         for last in free[-1:]:
             splits: dict[str, Splits] = {a: (("grid", None),) for a in free}
             splits[last] = (("grid", None), ("thread", across))

@@ -86,7 +86,7 @@ class Leaf:
         if not nested:
             self.running[op] = self._initial(stmt, scope)
             return set()
-        same_axes(op, nested)
+        in_array(stmt, nested)
         space = self._accumulators()
         for state in op.results:
             if self.mapping.placed(state.name) is None:
@@ -475,10 +475,13 @@ class Leaf:
         return all(self._ready(x, scope) for x in op.operands())
 
 
-def same_axes(op: Op, nested: Iterable[str]) -> None:
-    """Raise MappingError if a loop inside a fold would step a state that it does not index."""
+def in_array(stmt: Stmt, nested: Iterable[str]) -> None:
+    """Raise MappingError for a fold whose state cannot be in arrays over the `nested` axes."""
     for axis in sorted(nested):
-        for state in op.results:
+        if stmt.carried:
+            raise MappingError(f"illegal: {stmt.op.results[0].name} is carried, and has a loop "
+                               f"over {axis} inside of its own")
+        for state in stmt.op.results:
             if axis not in axes_of(state.type):
                 raise MappingError(f"illegal: {state.name} does not vary over {axis}, whose loop "
                                    f"inside the fold would step it again")

@@ -22,7 +22,7 @@ from rung.core.types import axes_of, dtype_of
 from rung.kernel.ir import INTRINSICS
 from rung.loop import ir as loop
 from rung.tile import mapping as tile
-from rung.tile.leaf import same_axes
+from rung.tile.leaf import in_array
 from rung.tile.nest import LOOPS, Nest, Split
 from rung.tile.stage import find_split, placed_buffer, tile_form
 from rung.tile.to_kernel import Stmt, phases, statements, varies
@@ -124,7 +124,7 @@ class _Check:
         self.order()
         for s in self.stmts:
             if s.kind == "fold":
-                same_axes(s.op, {t.axis for t in self.nested(s)})
+                in_array(s, {t.axis for t in self.nested(s)})
         self.budget()
 
     # ---- statement forms
@@ -183,7 +183,7 @@ class _Check:
         for op in self.ops:
             wide = [a for a in loop.op_axes(op) if self.lanes(a) > 1]
             if len(wide) > 1:
-                name = op.results[0].name if op.results else f"the store to {op.buf.name}"  # type: ignore[attr-defined]
+                name = op.results[0].name if op.results else "a store"
                 refuse(f"{name} varies over two vectorised axes, {' and '.join(wide)}")
 
     def reduced(self) -> None:

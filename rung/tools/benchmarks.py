@@ -82,7 +82,7 @@ def step(x: torch.Tensor, norm: torch.Tensor, wq: torch.Tensor, wkv: torch.Tenso
     _, heads, length, width = keys.shape
     h = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5) * norm
     q = (h @ wq.T).view(1, heads, 1, width)
-    k, v = (h @ wkv.T).view(1, 2 * heads, 1, width).split(heads, 1)
+    k, v = (h @ wkv.T).view(1, 2 * heads, 1, width).chunk(2, 1)
     q, k = (t * cos + torch.cat((-t[..., width // 2:], t[..., : width // 2]), -1) * sin
             for t in (q, k))
     keys.index_copy_(2, at, k)
@@ -94,7 +94,7 @@ def step(x: torch.Tensor, norm: torch.Tensor, wq: torch.Tensor, wkv: torch.Tenso
 
 def llama(quick: bool) -> Built:
     """One token through a Llama with a static cache."""
-    from rung.tools import models
+    from rung.tools import models  # loads torch
 
     return models.llama_step(models.TINY if quick else models.LLAMA)
 

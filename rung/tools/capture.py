@@ -53,7 +53,7 @@ def capture(given: Given, train: bool = False) -> Capture:
     """Compile and run `given` once; UserError if that fails."""
     found = Capture()
     torch._dynamo.reset()
-    breaks: list[Any] = torch._dynamo.output_graph.graph_break_reasons
+    breaks = compat.break_reasons()
     before = len(breaks)
 
     def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:

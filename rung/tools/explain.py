@@ -1,8 +1,8 @@
 """`rung explain`: what became of a function, and why.
 
-Graphs and where Dynamo broke them; for each kernel the user's lines, FLOPs, bytes and the bound that
-they set, the mapping and the alternatives that were priced; fusions that were declined; calls that
-stay with ATen. All of it comes from `core/trace.py`, the origins and the cost model.
+Graphs and where Dynamo broke them; for each kernel the user's lines, FLOPs, bytes and the bound
+that they set, the mapping and the alternatives that were priced; fusions that were declined; calls
+that stay with ATen. All of it comes from `core/trace.py`, the origins and the cost model.
 """
 
 from __future__ import annotations
@@ -111,9 +111,8 @@ def _kernels(reached: Reached, machine: Target) -> Iterator[str]:
         yield f"  kernel {kernel.name}{calls}"
         yield from (f"    from {x}" for x in describe(sources_of(loop, kernel)))
         yield f"    {roofline(cost)}"
-        if mapped := next((k for k in tiles.kernels if k.name == kernel.name), None):
-            yield from (f"    {x}" for x in str(mapped.attr("mapping") or "").splitlines())
-        yield from _priced(kernel.name, reached.events)
+        mapped = next((k for k in tiles.kernels if k.name == kernel.name), kernel)
+        yield from _mapping(kernel.name, str(mapped.attr("mapping") or ""), reached.events)
 
 
 def roofline(cost: Bound) -> str:
@@ -125,14 +124,19 @@ def roofline(cost: Bound) -> str:
             f"{intensity}; at least {cost.seconds * 1e6:.1f} us, bound by {cost.reason}")
 
 
-def _priced(kernel: str, events: Sequence[Event]) -> Iterator[str]:
-    """The alternatives to a kernel's mapping, with their prices, and those that were refused."""
-    for kind in ("priced", "declined"):
-        for e in events:
-            if (e.kind, e.place, e.subject) == (kind, "choose", kernel):
-                first, _, mapping = e.detail.partition("\n")
-                lines = "; ".join(x.strip() for x in mapping.splitlines()[1:])
-                yield f"    {kind} {first}" + (f": {lines}" if lines else "")
+def _mapping(kernel: str, chosen: str, events: Sequence[Event]) -> Iterator[str]:
+    """The mapping with its price, the alternatives with theirs, and what the machine refused."""
+    found = [(e.kind, *e.detail.partition("\n")[::2]) for e in events
+             if (e.place, e.subject) == ("choose", kernel)]
+    prices = {mapping: price for kind, price, mapping in found if kind == "priced"}
+    head, *lines = chosen.splitlines() or ["no mapping"]
+    yield f"    {head}" + (f"    # {prices[chosen]}" if chosen in prices else "")
+    yield from (f"    {x}" for x in lines)
+    for kind, text, mapping in found:
+        if mapping != chosen or not mapping:
+            rest = "; ".join(x.strip() for x in mapping.splitlines()[1:])
+            verb = "refused" if kind == "declined" else "instead"
+            yield f"      {verb}: {text}" + (f": {rest}" if rest else "")
 
 
 def size(n: float) -> str:

@@ -46,7 +46,8 @@ def llama(sizes: Sizes, dtype: torch.dtype = torch.float32) -> nn.Module:
         vocab_size=sizes.vocabulary, num_hidden_layers=sizes.layers,
         max_position_embeddings=2048)
     torch.manual_seed(SEED)
-    return LlamaForCausalLM(config).eval().to(dtype)
+    model: nn.Module = LlamaForCausalLM(config)
+    return model.eval().to(dtype)
 
 
 def gpt2(sizes: Sizes) -> nn.Module:
@@ -56,7 +57,8 @@ def gpt2(sizes: Sizes) -> nn.Module:
     config = GPT2Config(n_embd=sizes.hidden, n_head=sizes.heads, n_inner=sizes.ffn,
                         vocab_size=sizes.vocabulary, n_layer=sizes.layers)
     torch.manual_seed(SEED)
-    return GPT2LMHeadModel(config).eval()
+    model: nn.Module = GPT2LMHeadModel(config)
+    return model.eval()
 
 
 class Decoder:
@@ -68,7 +70,8 @@ class Decoder:
 
         self.forward = model if forward is None else forward
         dtype = next(model.parameters()).dtype
-        self.cache: Any = StaticCache(config=model.config, max_cache_len=sizes.context)
+        config: Any = model.config
+        self.cache: Any = StaticCache(config=config, max_cache_len=sizes.context)
         self.cache.early_initialization(1, sizes.kv_heads, sizes.hidden // sizes.heads, dtype,
                                         torch.device("cpu"))
         known = inspect.signature(type(model).forward).parameters
@@ -113,8 +116,8 @@ class Bottleneck(nn.Module):
         self.path = nn.Sequential(
             *_conv(inputs, width, 1), nn.ReLU(), *_conv(width, width, 3, stride), nn.ReLU(),
             *_conv(width, outputs, 1))
-        plain = inputs == outputs and stride == 1
-        self.shortcut = nn.Identity() if plain else nn.Sequential(*_conv(inputs, outputs, 1, stride))
+        same = inputs == outputs and stride == 1
+        self.shortcut = nn.Sequential(*(() if same else _conv(inputs, outputs, 1, stride)))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.relu(self.path(x) + self.shortcut(x))

@@ -26,7 +26,6 @@ from rung.pipeline import (
     VOCABULARIES,
     Context,
     Pass,
-    generated,
     run_pass,
     verify_module,
 )

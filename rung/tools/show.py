@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from rung.core import origins
 from rung.core.config import Settings
-from rung.core.errors import RungError
+from rung.core.errors import LoweringError, RungError
 from rung.core.op import Func, Op, Value, walk
 from rung.core.text import print_func
 from rung.pipeline import PASSES, Context, generated, read_mappings, run_pass
@@ -77,7 +77,13 @@ def modules(graph: Graph, machine: Target, request: Request) -> Iterator[tuple[s
     context = Context(machine, Settings.from_environment().precision, graph.hints,
                       read_mappings(request.mapping))
     for step, after in zip(PASSES, (*PASSES[1:], None), strict=True):
-        module = run_pass(step, module, context)
+        try:
+            module = run_pass(step, module, context)
+        except RungError:
+            raise
+        except Exception as error:  # a bug of ours, which costs the user a graph, not the program
+            raise LoweringError(f"a bug in {step.rung}.{step.name}: {type(error).__name__}: {error}"
+                                ) from error
         if after is None or after.rung != step.rung:
             yield step.rung, module
 

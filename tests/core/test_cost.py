@@ -19,7 +19,7 @@ def test_a_pointwise_kernel_is_its_bytes() -> None:
     b = bound(parse("kernel f(x: f32[1048576,64]) -> y: f32[1048576,64]\n"
                     "  y[i,j] = x[i,j] + 1.0"), CPU)
     assert (b.memory, b.cache, b.flops, b.reason) == (2 * 4 * 2**26, 0, 0, "memory")
-    assert abs(b.seconds - 2 * 4 * 2**26 / 37e9 - 1e-6) < 1e-9
+    assert abs(b.seconds - 2 * 4 * 2**26 / (1.8 * 37e9) - 1e-6) < 1e-9  # two cores
 
 
 def test_small_buffers_count_at_the_cache_and_once() -> None:

@@ -11,15 +11,20 @@ from programs import CPU, Prog, check, draw
 from rung.core.cost import bound
 from rung.core.expr import Expr
 from rung.core.op import Func
+from rung.core.parse import parse_module
 from rung.core.types import I64
+from rung.loop import ir as loop
 from rung.loop.canonical import canonical
 from rung.loop.fuse import fuse
+from rung.program import ir as program_ir
 from rung.program.ir import Check, Module
 from rung.program.memory import ALIGN, Storage, place, plan
 from rung.program.outline import inline_applies, outline
 from rung.program.reinplace import reinplace
 from rung.program.views import views
 from rung.tensor.to_loop import to_loop
+
+VOCABULARIES = {"program": program_ir.VOCABULARY, "kernel": loop.VOCABULARY}
 
 
 def fused(*programs: Func) -> Module:
@@ -100,14 +105,32 @@ def test_checks_come_before_updates() -> None:
     assert "write" in keywords(finished(_checked(False), 8))
 
 
-def test_a_reshape_is_a_view() -> None:
-    p = Prog()
-    x, y = p.param("x", 4, 6), p.param("y", 4, 6)
-    h = p.map("add", x, y)
-    module = finished(p.done(h, p.view(h, 24)))
-    assert keywords(module) == ["kernel", "index", "return"]
+RESHAPE = """
+program main(x: f32[4,6] input)
+  t = kernel neg(x) : f32[4,6]
+  u = kernel copy(t) : f32[24]
+  v = kernel copy(x) : f32[24]
+  return {}
+
+kernel neg(x: f32[4,6]) -> y: f32[4,6]
+  y[i,j] = neg(x[i,j])
+
+kernel copy(x: f32[4,6]) -> y: f32[24]
+  y[6*i + j] = x[i,j]
+"""
+
+
+@pytest.mark.parametrize("results, left", [
+    ("u", ["kernel", "index", "index", "return"]),
+    ("t, u", ["kernel", "kernel", "index", "return"]),  # results share no memory
+    ("v", ["kernel", "index", "kernel", "return"])])  # nor do they with arguments
+def test_a_reshape_is_a_view(results: str, left: list[str]) -> None:
+    found = parse_module(RESHAPE.format(results), VOCABULARIES)
+    programs = tuple(f for f in found if f.kind == "program")
+    module = views(Module(programs, tuple(f for f in found if f.kind == "kernel")))
+    assert keywords(module) == left
     made = plan(module.main)
-    assert made.launches == 1 and made.home[module.main.body.last.operands()[1]].role == "output"
+    assert made.home[module.main.body.last.operands()[-1]].role == "output"
 
 
 def test_the_plan_of_a_layer() -> None:

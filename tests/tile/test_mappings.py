@@ -11,16 +11,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from mapped import KERNELS, arguments, difference, kernel
+from mapped import arguments, difference, kernel
 
 from rung.core.errors import MappingError
 from rung.core.machine import GRID, SEQ, THREAD, UNROLL, VECTOR, Machine
 from rung.core.op import Func
-from rung.core.types import dtype_of
 from rung.kernel.barriers import check_barriers, insert_barriers
 from rung.kernel.ir import verify_kernel_ir
 from rung.loop import ir as loop
-from rung.targets.cpu.machine import AVX512
+from rung.targets.base import buffers_of
+from rung.targets.cpu.machine import AVX512, host
+from rung.targets.cpu.target import target
 from rung.targets.cuda.machine import SM90
 from rung.targets.toy.machine import TOY
 from rung.targets.toy.target import ToyEngine
@@ -30,15 +31,17 @@ from rung.tile.legality import is_legal
 from rung.tile.to_kernel import to_kernel
 
 SIZES = {
-    "relu_mm": {"M": 21, "K": 35, "N": 33}, "softmax": {"M": 5, "N": 70},
+    "relu_mm": {"M": 13, "K": 21, "N": 18}, "softmax": {"M": 5, "N": 70},
     "colsum": {"M": 37, "N": 20}, "norm_proj": {"M": 3, "K": 40, "N": 18},
     "rotate": {"H": 3, "D": 24, "L": 9}, "attend": {"H": 2, "G": 3, "D": 16, "L": 21},
     "online": {"H": 2, "G": 3, "D": 16, "L": 21}}
 SYMBOLIC = {"relu_mm": {"M": "s0", "K": "s1", "N": "s2"}, "softmax": {"M": "s0", "N": "s1"},
             "colsum": {"M": "s0", "N": "s1"}, "online": {"H": 2, "G": 3, "D": 16, "L": "s1"}}
-KNOWN = {"s0": 21, "s1": 35, "s2": 33}
-LEVELS = {m.name: {kind: [x.name for x in m.levels if x.kind == kind]
-                   for kind in (GRID, SEQ, THREAD, UNROLL, VECTOR)} for m in (AVX512, TOY, SM90)}
+KNOWN = {"s0": 13, "s1": 21, "s2": 18}
+HOST = host()
+KINDS = (GRID, SEQ, THREAD, UNROLL, VECTOR)
+LEVELS = {m.name: {kind: [x.name for x in m.levels if x.kind == kind] for kind in KINDS}
+          for m in (AVX512, HOST, TOY, SM90)}
 
 
 class Draw:
@@ -88,9 +91,9 @@ class Draw:
 
     def places(self, made: tile.Mapping) -> tile.Mapping | None:
         rng = self.rng
-        near = {"cpu.avx512": "l1", "toy": "scratchpad", "cuda.sm90": "shared"}[self.machine.name]
+        near = {TOY.name: "scratchpad", SM90.name: "shared"}.get(self.machine.name, "l1")
         values = [v.name for op in self.func.body.ops for v in op.results]
-        values += [v.name for v in self.func.params] if self.machine is SM90 else []
+        values += [v.name for v in self.func.params] if self.machine is not TOY else []
         loops = [(x.axis, level) for x in made.axes for level, _ in x.splits
                  if level not in (*self.levels[UNROLL], *self.levels[VECTOR], "thread")]
         for name in rng.sample(values, min(len(values), rng.choice((0, 0, 1, 2)))):
@@ -103,7 +106,7 @@ class Draw:
         done = with_values(self.func, made, self.machine, near)
         if done and self.machine is TOY:
             done = with_buffers(self.func, done, TOY, near, rng.choice((1, 2, 3)))
-        if done and self.machine is AVX512 and rng.random() < 0.3 and contractions(self.func):
+        if done and near == "l1" and rng.random() < 0.3 and contractions(self.func):
             done = replace(done, carries=(tile.Carry(contractions(self.func)[0][0].result.name,
                                                      self.func.outs[0].name if self.func.outs
                                                      else "cache"),))
@@ -140,3 +143,19 @@ def test_legal_mappings_do_not_change_the_answer(name: str, sizes: dict[str, int
     found = legal(random.Random(seed), func, machine, 60)
     for mapping in found[:4]:
         assert run(func, mapping, machine) < 1e-4, mapping
+
+
+@pytest.mark.parametrize("name", list(SIZES))
+def test_compiled_mappings_give_the_answer_too(name: str) -> None:
+    func = kernel(name, **SIZES[name])
+    drawn = legal(random.Random(f"compiled {name}"), func, HOST, 40)[:4]
+    kernels = [replace(to_kernel(func.with_attr("mapping", m), HOST), name=f"{name}{n}")
+               for n, m in enumerate(drawn)]
+    cpu = target(HOST.name)
+    launches = cpu.load(kernels, cpu.emit(kernels))
+    for lowered, mapping in zip(kernels, drawn, strict=True):
+        want, got = arguments(func, {}), arguments(func, {})
+        loop.run_kernel(func, want)
+        launches[lowered.name](*(got[v.name].ctypes.data for v in buffers_of(lowered)))
+        for out in (v.name for v in (*func.params, *func.outs)):
+            assert np.allclose(want[out], got[out], atol=1e-4), mapping

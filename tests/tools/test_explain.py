@@ -67,14 +67,18 @@ def test_the_report_of_a_pointwise_chain() -> None:
     assert "16 MiB moved as ATen calls, 8 MiB after fusion" in text
     assert "kernel floor_add" in text
     assert "aten.add.Tensor" in text and "aten.floor.default" in text
-    assert "bound by memory" in text
+    assert "at least" in text and "bound by" in text
     assert "graph breaks: 0" in text
 
 
 def test_the_report_of_a_matmul() -> None:
     text = explain(from_expression("torch.randn(16, 8) @ torch.randn(8, 4)"), BASE)
     assert "1,024 FLOPs" in text
-    assert "priced" in text
+
+
+def test_alternatives_are_priced() -> None:
+    text = explain(from_expression("torch.randn(17, 9) @ torch.randn(9, 23)"), BASE)
+    assert "instead: " in text and " us (compute" in text
 
 
 def broken(x: torch.Tensor) -> torch.Tensor:

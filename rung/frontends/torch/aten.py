@@ -11,6 +11,7 @@ returned, reads values in the layout that torch gave them, restored by view call
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -60,7 +61,8 @@ def lower(func: Func, keep: Collection[str] = ()) -> Func:
 
 
 class _Lowering:
-    """State of one run: `new` gives what became of a value, `exact` the same in torch's layout."""
+    """State of one run: `new` gives what became of a value, `exact` the same in torch's layout,
+    `homes` the same as a result; `shared` counts the results that are views of one base."""
 
     def __init__(self, func: Func, keep: Collection[str]):
         self.func, self.keep = func, keep
@@ -69,6 +71,8 @@ class _Lowering:
         self.exact: dict[Value, Value] = {}
         self.owner: dict[Value, Value] = {p: p for p in func.params}
         self.makers = {r: op for op in func.body.ops for r in op.results}
+        self.homes: dict[Value, Value] = {}
+        self.shared = Counter(map(self.base, set(func.body.last.operands())))
 
     def run(self) -> Func:
         for op in self.func.body.ops:
@@ -114,6 +118,9 @@ class _Lowering:
         for kind in (*call.types, *(v.type for v in call.operands())):
             if not isinstance(kind, TensorType) or kind.dtype not in LOWERED:
                 raise Unsupported(f"a value of type {kind}")
+        first = next((a for _, a in call.args), None)
+        if isinstance(first, int | float) and entry.schema.partition("(")[2].startswith("Tensor"):
+            raise Unsupported("a number in place of a tensor")
         if not is_view(call) and any(order_of(t) is None for t in call.types):
             raise Unsupported("a result with gaps in memory")
         return entry
@@ -177,14 +184,36 @@ class _Lowering:
         return values
 
     def owned(self, old: Value) -> Value:
-        """A result: in its layout, and sharing memory only with what torch lets it share with."""
-        value, base = self.new.get(old, old), old
-        while is_view(self.makers.get(base)):
-            base = self.makers[base].operands()[0]
-        exact = self.in_layout(old)
-        if self.owner.setdefault(value, base) is base or exact is not value:
-            return exact
-        return self._call("aten.clone.default", old, exact)
+        """A result: in its layout, and sharing memory with just what torch lets it share with."""
+        base = self.base(old)
+        if base is not old and (base in self.func.params or self.shared[base] > 1):
+            return self.replayed(old)
+        return self.home(old, base)
+
+    def home(self, old: Value, base: Value) -> Value:
+        """`old` in memory that no result has whose base is another."""
+        if old not in self.homes:
+            value, exact = self.new.get(old, old), self.in_layout(old)
+            if self.owner.setdefault(value, base) is not base and exact is value:
+                exact = self._call("aten.clone.default", old, exact)
+            self.homes[old] = exact
+        return self.homes[old]
+
+    def base(self, value: Value) -> Value:
+        """The value that `value` is a view of, through any number of views."""
+        while is_view(self.makers.get(value)):
+            value = self.makers[value].operands()[0]
+        return value
+
+    def replayed(self, old: Value) -> Value:
+        """`old` as torch's own view of its base."""
+        maker = self.makers.get(old)
+        if maker is None or not is_view(maker):
+            return self.home(old, old)
+        if old not in self.homes:
+            call = maker.map({v: self.replayed(v) for v in maker.operands()})
+            self.homes.update(zip(maker.results, self._again(call), strict=True))
+        return self.homes[old]
 
 
 def plain(kind: Type) -> Type:

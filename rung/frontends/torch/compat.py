@@ -6,6 +6,7 @@ Nothing here may import `torch._inductor`, which is slow to load.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -18,8 +19,8 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 Boxed = Callable[[list[Any]], Sequence[Any]]
 
-__all__ = ["Boxed", "Compiler", "boxed", "compile_graphs", "is_signed", "size_expr",
-           "static_inputs", "unset_fake_temporarily"]
+__all__ = ["Boxed", "Compiler", "boxed", "break_reasons", "compile_graphs", "is_signed",
+           "size_expr", "static_inputs", "unset_fake_temporarily"]
 
 
 def compile_graphs(gm: fx.GraphModule, example_inputs: Sequence[Any], forward: Compiler,
@@ -54,6 +55,13 @@ def static_inputs() -> frozenset[int]:
     context = TracingContext.try_get()
     meta = context.fw_metadata if context else None
     return frozenset(meta.static_input_indices or ()) if meta else frozenset()
+
+
+def break_reasons() -> list[Any]:
+    """Dynamo's list of why it ended graphs, which grows; `user_stack` has the lines."""
+    output: Any = import_module("torch._dynamo.output_graph")
+    found: list[Any] = output.graph_break_reasons
+    return found
 
 
 def size_expr(size: torch.SymInt) -> Any:

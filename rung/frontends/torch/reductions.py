@@ -9,7 +9,7 @@ import numpy as np
 
 from rung.core.errors import Unsupported
 from rung.core.op import Value
-from rung.core.types import BOOL, dtype_of
+from rung.core.types import BOOL, F64, dtype_of
 from rung.frontends.torch.emit import Emit, Number, axis_exprs
 from rung.tensor.ir import Contract, shape_of
 
@@ -48,9 +48,9 @@ def truth(monoid: str) -> Build:
 
 def variance(e: Emit, x: Value, dims: Dims, correction: Number | None, keep: bool
              ) -> tuple[Value, Value]:
-    """(variance, mean) over `dims`, in the computing type."""
+    """(variance, mean) over `dims`, in float64 as torch computes them."""
     axes = e.axes(x, dims)
-    a = e.operand(x, e.dtype)
+    a = e.value(x, F64)
     centre = e.mean(a, axes, keep=True)
     apart = e.map("sub", a, e.expand(centre, shape_of(a)))
     less = 1 if correction is None else correction
@@ -59,17 +59,23 @@ def variance(e: Emit, x: Value, dims: Dims, correction: Number | None, keep: boo
     return e.mean(squares, axes, keep, less), centre if keep else e.reshape(centre, shape)
 
 
+def narrowed(e: Emit, x: Value, n: int = 0) -> Value:
+    """A float64 value as result `n`, rounded once."""
+    return e.finish(e.rounded(x, e.result(n).dtype), n)
+
+
 def var(e: Emit, x: Value, dims: Dims, correction: Number | None, keep: bool) -> Value:
-    return e.finish(variance(e, x, dims, correction, keep)[0])
+    return narrowed(e, variance(e, x, dims, correction, keep)[0])
 
 
 def std(e: Emit, x: Value, dims: Dims, correction: Number | None, keep: bool) -> Value:
-    return e.finish(e.map("sqrt", variance(e, x, dims, correction, keep)[0]))
+    return narrowed(e, e.map("sqrt", variance(e, x, dims, correction, keep)[0]))
 
 
 def var_mean(e: Emit, x: Value, dims: Dims, correction: Number | None, keep: bool
              ) -> tuple[Value, ...]:
-    return tuple(e.finish(v, n) for n, v in enumerate(variance(e, x, dims, correction, keep)))
+    return tuple(narrowed(e, v, n)
+                 for n, v in enumerate(variance(e, x, dims, correction, keep)))
 
 
 def softmax(log: bool) -> Build:

@@ -37,6 +37,9 @@ def build(source: str, machine: str) -> Path:
     libraries = (*openmp(), "-lm")
     key = sha256("\0".join([source, *command, *libraries, version()]).encode()).hexdigest()
     library = folder() / f"{key}.so"
+    if keep := Settings.from_environment().keep:
+        keep.mkdir(parents=True, exist_ok=True)
+        (keep / f"{key[:16]}.c").write_text(source)
     found = is_whole(library)
     trace.emit("fired" if found else "declined", "cache", key)
     if not found:

@@ -1,0 +1,101 @@
+"""CUDA: Kernel IR on NumPy with threads in lockstep, and sources through nvcc where it is there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from mapped import KERNELS, difference, kernel
+
+from rung.core.errors import TargetCompileError
+from rung.core.op import Func
+from rung.targets.cuda.build import build, nvcc
+from rung.targets.cuda.emit import emit, launch_shape
+from rung.targets.cuda.machine import SM90
+from rung.tile.candidates_gpu import candidates
+from rung.tile.mapping import parse_mapping
+from rung.tile.to_kernel import to_kernel
+
+RAGGED = (1, 13, 500, 512, 1000)
+GEMM = """map relu_mm on cuda.sm90
+  i: grid *, thread 16, reg 2
+  j: grid *, thread 16, reg 2
+  k: pipe *, unroll 32
+  place x, w in shared at k.pipe pad 1 ring 2 by cp.async
+  use mm with ffma
+"""
+needs_nvcc = pytest.mark.skipif(nvcc() is None, reason="no nvcc")
+
+
+def first(func: Func, count: int = 1) -> list[Func]:
+    return [func.with_attr("mapping", m) for m in islice(candidates(func, SM90), count)]
+
+
+def sizes(name: str, n: int, other: int = 21) -> dict[str, int | str]:
+    if name in ("relu_mm", "norm_proj"):
+        return {"M": other, "K": n, "N": 19}
+    if name in ("softmax", "colsum"):
+        return {"M": other, "N": n} if name == "softmax" else {"M": n, "N": other}
+    return {"H": 2, "G": 2, "D": 16, "L": max(n, 4)}
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("n", RAGGED)
+@pytest.mark.parametrize("name", list(KERNELS))
+def test_ragged_sizes_on_numpy(name: str, n: int, dtype: str) -> None:
+    if name in ("attend", "online", "relu_mm", "norm_proj") and n > 512:
+        n = 129  # the interpreter takes seconds there; nvcc below sees the real sizes
+    for func in first(kernel(name, dtype, **sizes(name, n))):
+        assert difference(func, SM90) < (1e-3 if dtype == "f32" else 0.3)
+
+
+def gemm(dtype: str = "f32", **shape: int | str) -> Func:
+    func = kernel("relu_mm", dtype, **(shape or {"M": 512, "K": 512, "N": 512}))
+    return to_kernel(func.with_attr("mapping", parse_mapping(GEMM)), SM90)
+
+
+def test_the_source_has_the_parts_of_the_mapping() -> None:
+    text = emit([gemm()])
+    for part in ('extern "C" __global__ void __launch_bounds__(256) relu_mm(', "cp_async<4>(",
+                 "cp_async_wait<0>();", "__syncthreads();", "arena[16896]"):
+        assert part in text
+    assert "#include" not in text
+
+
+def test_wide_copies_where_rows_are_aligned() -> None:
+    func = kernel("relu_mm", "bf16", M=64, K=64, N=64)
+    text = emit([to_kernel(func.with_attr("mapping", parse_mapping(GEMM.replace(" pad 1", ""))),
+                           SM90)])
+    assert "cp_async<16>(" in text
+
+
+def test_a_launch_covers_all_blocks() -> None:
+    shape = launch_shape(gemm(M="s0", K=64, N=100))
+    assert (str(shape.blocks), shape.threads, shape.dynamic) == ("4*((s0+31)//32)", 256, 0)
+
+
+@needs_nvcc
+def test_the_small_gemm_spills_nothing(tmp_path: Path) -> None:
+    assert build(emit([gemm()]), tmp_path).spills() == []
+
+
+@needs_nvcc
+def test_a_refusal_keeps_source_log_and_command(tmp_path: Path) -> None:
+    with pytest.raises(TargetCompileError) as caught:
+        build("int f( {", tmp_path)
+    assert "error" in caught.value.log and "-arch=sm_90a" in caught.value.command
+    assert Path(caught.value.source).exists()
+
+
+@needs_nvcc
+@pytest.mark.parametrize("name", list(KERNELS))
+def test_sources_compile(name: str, tmp_path: Path) -> None:
+    kernels = []
+    for dtype in ("f32", "bf16"):
+        for n in RAGGED:
+            for func in first(kernel(name, dtype, **sizes(name, n, 500 if n == 512 else n))):
+                kernels.append(replace(to_kernel(func, SM90), name=f"{name}_{len(kernels)}"))
+    assert len(kernels) == 10
+    assert build(emit(kernels), tmp_path).spills() == []

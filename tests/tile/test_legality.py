@@ -1,0 +1,110 @@
+"""One wrong mapping for each rule, with the reason that a person reads."""
+
+from __future__ import annotations
+
+import pytest
+from mapped import kernel
+
+from rung.core.errors import MappingError
+from rung.core.machine import Machine
+from rung.core.op import Func
+from rung.targets.cpu.machine import AVX512
+from rung.targets.cuda.machine import SM90
+from rung.targets.toy.machine import TOY
+from rung.tile.legality import check
+from rung.tile.mapping import parse_mapping
+
+GEMM = """
+i: grid *, thread 16, reg 2
+j: grid *, thread 16, reg 2
+k: pipe *, unroll 32
+place x, w in shared at k.pipe pad 1 ring 2 by cp.async
+use mm with ffma
+"""
+TILE = """
+i: seq *, atom 16
+j: seq *, lane 16
+k: pipe *, atom 16
+place x, bias, w in scratchpad at k.pipe ring 2 by dma
+place y in scratchpad at j.seq by dma
+use mm with mac16
+"""
+MM = {"M": 40, "K": 64, "N": 48}
+CASES: list[tuple[Machine, str, dict[str, int | str], str, str]] = [
+    (SM90, "relu_mm", MM, GEMM.replace("i: grid", "q: grid"), "no axis q"),
+    (SM90, "relu_mm", MM, GEMM.replace("pipe *", "warp *"), "no level warp"),
+    (SM90, "relu_mm", MM, GEMM.replace("grid *, thread 16, reg 2", "reg 2, grid *"), "nest outer"),
+    (SM90, "relu_mm", MM, GEMM.replace("k: pipe *", "k: grid *"), "needs split_fold"),
+    (SM90, "relu_mm", MM, GEMM.replace("thread 16", "thread 64"), "4096 steps of thread > 1024"),
+    (SM90, "relu_mm", MM, GEMM.replace("thread 16", "thread 12"), "not a power of two"),
+    (SM90, "relu_mm", {"M": 2048, "K": 2048, "N": 2048},
+     GEMM.replace("unroll 32", "unroll 512").replace("ring 2", "ring 3"),
+     r"64 KB x ring 3 \+ 66 KB x ring 3 = .* KB > 227 KB of shared"),
+    (SM90, "relu_mm", MM, GEMM.replace("reg 2", "reg 16"), "accumulators a thread"),
+    (SM90, "relu_mm", MM, GEMM.replace("by cp.async", ""), "a ring needs an asynchronous mover"),
+    (SM90, "relu_mm", MM, GEMM.replace("cp.async", "tma"), "no mover tma"),
+    (SM90, "relu_mm", MM, GEMM.replace("in shared", "in l1"), "no space l1"),
+    (SM90, "relu_mm", MM, GEMM.replace("in shared", "in hbm"), "does not belong to a block"),
+    (SM90, "relu_mm", MM, GEMM.replace("at k.pipe", "at k.seq"), "no loop k.seq"),
+    (SM90, "relu_mm", MM, GEMM.replace("x, w", "x, v"), "no value or buffer v"),
+    (SM90, "relu_mm", MM, GEMM.replace("x, w", "y"), "stored from registers"),
+    (SM90, "relu_mm", MM, GEMM.replace("place x, w", "place a"), "no mover brings it"),
+    (SM90, "relu_mm", MM, GEMM.replace("ffma", "wgmma"), "no atom wgmma"),
+    (SM90, "relu_mm", MM, GEMM + "roles load x1 regs 40, math x2 regs 232", "roles"),
+    (SM90, "relu_mm", MM, GEMM + "overlap a with mm distance 1", "overlapped stages"),
+    (SM90, "relu_mm", MM, GEMM + "order persistent raster 8", "flat order only"),
+    (SM90, "relu_mm", MM, GEMM + "combine mm by thread", "no parallel level"),
+    (SM90, "softmax", {"M": 4, "N": "s0"},
+     "i: grid *\nj: seq *, thread 32\nplace e in shared at i.grid", "extent s0 is symbolic"),
+    (TOY, "relu_mm", MM, TILE.replace("bias, ", ""), "bias is not placed in the scratchpad"),
+    (TOY, "relu_mm", MM, TILE.replace("ring 2 by dma", ""), "only dma brings x"),
+    (TOY, "relu_mm", MM, TILE.replace("k: pipe *, atom 16", "k: pipe *, atom 8"), "unrolled by a"),
+    (TOY, "relu_mm", MM, TILE.replace("i: seq *, atom 16", "i: seq *, atom 8"), "16 rows"),
+    (TOY, "relu_mm", MM, TILE.replace("lane 16", "lane 8"), "needs 16 lanes"),
+    (TOY, "relu_mm", MM, TILE.replace("lane 16", "lane 32"), "powers of two up to 16"),
+    (TOY, "relu_mm", MM, TILE.replace("at j.seq", "at k.pipe"), "no loop around its use"),
+    (TOY, "relu_mm", {"M": 512, "K": 512, "N": 512},
+     TILE.replace("k: pipe *, atom 16", "k: pipe *, atom 512"), "> 64 KB of scratchpad"),
+    (TOY, "relu_mm", {"M": 512, "K": 512, "N": 512},
+     TILE.replace("i: seq *", "i: pipe *").replace("at j.seq", "at i.pipe").replace(
+         "k: pipe *", "k: seq *").replace("k.pipe", "i.pipe").replace("ring 2 by", "by").replace(
+             "lane 16", "atom 4, lane 16"), "KB of acc"),
+    (TOY, "rotate", {"H": 2, "D": 24, "L": 9}, "h: seq *\nd: atom 2, lane 16\n"
+     "place k, cosine, sine, pos in scratchpad at h.seq by dma\n"
+     "place cache in scratchpad at h.seq ring 2 by dma", "follows data"),
+    (AVX512, "softmax", {"M": 4, "N": 64}, "i: seq *, simd 4\nj: seq *, simd 16", "two vectorised"),
+    (AVX512, "softmax", {"M": 4, "N": 64}, "j: l1 *\ni: seq *, simd 4\nplace e in l1 at i.seq",
+     "place|placed"),
+    (AVX512, "online", {"H": 2, "G": 2, "D": 8, "L": 9}, "h: seq *\ng: seq *\nt: seq *\ne: seq *\n"
+     "d: seq *", "does not vary over e"),
+    (AVX512, "relu_mm", MM, "i: seq 4, reg 4\nj: seq *, simd 16\nk: seq *", "the sizes cover 16"),
+]
+
+
+def mapped(name: str, sizes: dict[str, int | str], machine: Machine, text: str) -> Func:
+    mapping = parse_mapping(f"map {name} on {machine.name}\n{text}")
+    return kernel(name, **sizes).with_attr("mapping", mapping)
+
+
+@pytest.mark.parametrize(("machine", "name", "sizes", "text", "reason"), CASES,
+                         ids=[c[4][:24] for c in CASES])
+def test_refused_with_the_reason(machine: Machine, name: str, sizes: dict[str, int | str],
+                                 text: str, reason: str) -> None:
+    func = mapped(name, sizes, machine, text)
+    with pytest.raises(MappingError, match=reason):
+        check(func, func.attr("mapping"), machine)
+
+
+@pytest.mark.parametrize(("machine", "text"), [(SM90, GEMM), (TOY, TILE)])
+def test_the_originals_are_legal(machine: Machine, text: str) -> None:
+    func = mapped("relu_mm", dict(MM), machine, text)
+    check(func, func.attr("mapping"), machine)
+
+
+def test_statements_are_printed_as_read() -> None:
+    text = ("map f on cuda.sm90\n  i: grid *, thread 16, reg 2\n"
+            "  place x, w in shared at k.pipe pad 1 ring 2 by cp.async\n  carry m in y\n"
+            "  use mm with ffma\n  combine m by thread, reg\n"
+            "  roles load x1 regs 40, math x2 regs 232\n  overlap a with b distance 1\n"
+            "  order persistent raster 8")
+    assert str(parse_mapping(text)) == text
