@@ -14,6 +14,7 @@ from rung.core.op import Func, Op, Value
 from rung.core.ops import Cast, Map
 from rung.core.types import F32, dtype_of
 from rung.loop import ir as loop
+from rung.tile import legality
 from rung.tile import mapping as tile
 from rung.tile.atoms import Library, Matmul, match_matmul
 from rung.tile.price import Price, known, nest_of, price, stride
@@ -53,6 +54,7 @@ def choose(kernel: Func, machine: Machine, candidates: Candidates,
     for cost, _, m in priced[:TRIED]:
         mapped = kernel.with_attr("mapping", m)
         try:
+            legality.check(kernel, m, machine)
             return Choice(mapped, to_kernel(mapped, machine), cost)
         except (MappingError, LoweringError) as error:
             reasons.append(str(error))
@@ -123,6 +125,7 @@ def by_library(kernel: Func, machine: Machine, libraries: Iterable[Library],
 def given(kernel: Func, mapping: tile.Mapping, machine: Machine,
           hints: Mapping[str, int] | None = None) -> Choice:
     """A mapping that a person wrote, refused with the reason if the machine cannot run it."""
+    legality.check(kernel, mapping, machine)
     mapped = kernel.with_attr("mapping", mapping)
     cost = price(kernel, mapping, machine, hints or {})
     return Choice(mapped, to_kernel(mapped, machine), cost)

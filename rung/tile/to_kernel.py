@@ -336,7 +336,8 @@ def statements(kernel: Func, mapping: Mapping, nest: Nest) -> list[Stmt]:
         seen += (op,) if isinstance(op, loop.Load) else ()
         kind = _kind(op, mapping)
         if kind:
-            stmt = Stmt(kind, op, frozenset(loop.op_axes(op)), needs, loads=seen)
+            stmt = Stmt(kind, op, frozenset(loop.op_axes(op)), needs, loads=seen,
+                        within=_around(op, mapping, nest))
             out.append(stmt)
             made.update(dict.fromkeys(op.results, stmt))
             needs, seen = [stmt], ()
@@ -349,6 +350,14 @@ def statements(kernel: Func, mapping: Mapping, nest: Nest) -> list[Stmt]:
     if missing := mapping.names() - known:
         raise MappingError(f"illegal: the kernel has no value {', '.join(sorted(missing))}")
     return out
+
+
+def _around(op: Op, mapping: Mapping, nest: Nest) -> frozenset[Split]:
+    """The loops from the outermost to the one where a value of `op` is placed."""
+    places = [p for r in op.results if (p := mapping.placed(r.name))]
+    at = [n for n, s in enumerate(nest.loops) for p in places
+          if (s.axis, s.level) == (p.axis, p.level)]
+    return frozenset(nest.loops[: max(at, default=-1) + 1])
 
 
 def _kind(op: Op, mapping: Mapping) -> str:

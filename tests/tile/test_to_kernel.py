@@ -1,0 +1,41 @@
+"""Single mappings whose lowering once went wrong, and the default choice on every machine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from mapped import KERNELS, difference, kernel
+
+from rung.targets.base import target
+from rung.targets.cpu.machine import AVX512
+from rung.tile.choose import choose
+
+SIZES = {"relu_mm": {"M": 17, "K": 96, "N": 80}, "softmax": {"M": 13, "N": 100},
+         "colsum": {"M": 40, "N": 70}, "norm_proj": {"M": 3, "K": 64, "N": 48},
+         "rotate": {"H": 2, "D": 32, "L": 24}, "attend": {"H": 2, "G": 2, "D": 32, "L": 40},
+         "online": {"H": 2, "G": 2, "D": 32, "L": 40}}
+
+
+def test_a_value_is_placed_in_a_loop_that_it_does_not_vary_over() -> None:
+    """Each core computes the prologue for itself, before its part of the columns."""
+    func = kernel("relu_mm", "f32", "j: core 2, l1 *, reg 2, simd 16\ni: l1 *, reg 2\nk: seq *\n"
+                  "place a in l1 at j.core", M=17, K=24, N=100)
+    assert difference(func, AVX512) < 1e-4
+
+
+def test_a_carried_fold_has_lanes_along_the_reduced_axis() -> None:
+    """What waits in the output is one number, what runs in registers sixteen."""
+    func = kernel("relu_mm", "f32", "i: l1 *, reg 2\nj: l1 *\nk: l3 *, seq 2, simd 16\n"
+                  "carry mm in y", M=5, K=100, N=7)
+    assert difference(func, AVX512) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["cpu.avx512", "cpu.avx2", "cpu.base", "toy", "cuda.sm90"])
+@pytest.mark.parametrize("func", list(KERNELS))
+def test_the_default_choice_is_right(func: str, name: str) -> None:
+    machine = target(name)
+    made = kernel(func, "f32", **SIZES[func])
+    choice = choose(made, replace(machine.machine, cores=2), machine.candidates)
+    assert choice.lowered is not None
+    assert difference(choice.kernel, machine.machine, lowered=choice.lowered) < 1e-3
