@@ -33,7 +33,7 @@ class Space:
 
 @dataclass(frozen=True)
 class Rates:
-    """Measured ceilings for the cost model: bytes/s, operations/s by dtype name, seconds."""
+    """Measured ceilings of one core for the cost model: bytes/s, operations/s by dtype name."""
 
     memory: float
     cache: float

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import chain, islice
 from math import prod
 
 from rung.core import trace
@@ -17,11 +18,13 @@ from rung.loop import ir as loop
 from rung.tile import legality
 from rung.tile import mapping as tile
 from rung.tile.atoms import Library, Matmul, match_matmul
+from rung.tile.complete import with_values
 from rung.tile.price import Price, known, nest_of, price, stride
 from rung.tile.to_kernel import to_kernel
 
 Candidates = Callable[[Func, Machine, Mapping[str, int]], Iterable[tile.Mapping]]
 ROWS = 8  # rows from which a contraction is bound by arithmetic
+MORE = 32  # how many are completed with places where none of those lowers
 TRIED = 12  # how many of the cheapest candidates are lowered before giving up
 
 
@@ -51,7 +54,8 @@ def choose(kernel: Func, machine: Machine, candidates: Candidates,
     reasons = []
     if called and (not priced or called.price.seconds < priced[0][0].seconds):
         return called
-    for cost, _, m in priced[:TRIED]:
+    tried = [(cost, m) for cost, _, m in priced[:TRIED]]
+    for cost, m in chain(tried, _completed(kernel, machine, [m for _, _, m in priced], sizes)):
         mapped = kernel.with_attr("mapping", m)
         try:
             legality.check(kernel, m, machine)
@@ -63,6 +67,16 @@ def choose(kernel: Func, machine: Machine, candidates: Candidates,
         return called
     detail = "; ".join(dict.fromkeys(reasons)) or "no candidates"
     raise MappingError(f"{kernel.name} has no mapping on {machine.name}: {detail}")
+
+
+def _completed(kernel: Func, machine: Machine, mappings: Iterable[tile.Mapping],
+               sizes: Mapping[str, int]) -> Iterator[tuple[Price, tile.Mapping]]:
+    """Candidates with all that a later loop reads in an array of its own, the cheapest first."""
+    bare = dict.fromkeys(replace(m, places=(), carries=()) for m in mappings)
+    found = (with_values(kernel, m, machine, machine.spaces[0].name) for m in islice(bare, MORE))
+    made = [m for m in found if m is not None and m.places]
+    yield from sorted(((price(kernel, m, machine, sizes), m) for m in made),
+                      key=lambda x: x[0].seconds)
 
 
 def estimate(kernel: Func, machine: Machine, libraries: Iterable[Library],

@@ -16,7 +16,7 @@ from itertools import pairwise
 from math import ceil, prod
 
 from rung.core.expr import Expr
-from rung.core.machine import GRID, UNROLL, VECTOR, Machine
+from rung.core.machine import GRID, THREAD, UNROLL, VECTOR, Machine
 from rung.core.op import Func, Op, Value
 from rung.core.ops import Cast, Map
 from rung.core.scalar import SCALARS
@@ -26,6 +26,7 @@ from rung.tile import mapping as tile
 from rung.tile.nest import Nest
 
 LATENCY = 8.0  # vector operations that could start while one result is awaited
+ATOM = 16.0  # how many vector operations a matrix instruction replaces in the same time
 LOOP = 2.0  # what one more step of a loop costs, in vector operations
 PAGE = 4096  # bytes; a walk of longer steps misses the TLB and the prefetcher each time
 FORK = 5e-6  # seconds to start and join a team of threads
@@ -66,12 +67,14 @@ class _Pricing:
             self.lanes[axis] = prod(s.size or 1 for s in inner if s.kind == VECTOR)
             count = prod(s.size or 1 for s in inner if s.kind == UNROLL)
             self.units[axis] = min(count, ceil(self.sizes[axis] / self.lanes[axis]))
+        self.threads = [s for s in self.nest.all() if s.kind == THREAD]
+        self.used = {u.contraction for u in mapping.uses}
         self.defs = {r: op for op in kernel.body.ops for r in op.results}
         self.accesses = [op for op in kernel.body.ops if isinstance(op, loop.Load | loop.Store)]
 
     def total(self) -> Price:
         cores = self._cores()
-        compute = self._compute() * self._slot() / cores
+        compute = self._compute() * self._slot() / cores / self._busy()
         traffic = tuple(self._traffic(cores))
         seconds = max(compute, *(t for _, t in traffic)) + 0.3 * compute
         start = self.machine.rates.launch + (FORK if cores > 1 else 0)
@@ -82,10 +85,16 @@ class _Pricing:
         return 2 * self.machine.lanes / self.machine.rates.flops["f32"]
 
     def _cores(self) -> float:
-        steps = [self._trips(s.axis, s.step, s.size) for s in self.nest.loops if s.kind == GRID]
+        steps = [self._trips(s.axis, s.step, s.size) for s in self.nest.all() if s.kind == GRID]
         most = prod(steps) if steps else 1
         cores = self.machine.cores
         return most / ceil(most / cores) if most > 1 else 1
+
+    def _busy(self) -> float:
+        """How much of a core its threads keep busy: all of it from 256 on, which hide latency."""
+        if not self.threads:
+            return 1.0
+        return min(1.0, prod(self._trips(s.axis, s.step, s.size) for s in self.threads) / 256)
 
     def _trips(self, axis: str, step: int, size: int | None) -> int:
         return size if size is not None else ceil(self.sizes[axis] / step)
@@ -163,6 +172,8 @@ class _Pricing:
     def _access(self, op: loop.Load | loop.Store) -> float:
         """Cost of one load or store: scattered lanes go one by one."""
         wide = [a for a in nest_of(op) if self.lanes[a] > 1]
+        if self.threads and self.threads[-1].axis in nest_of(op):  # neighbours read together
+            return 0.7 if stride(op, self.threads[-1].axis) == 1 else 8.0
         if not wide:
             return 0.5
         steps = max(stride(op, a) for a in wide)
@@ -176,13 +187,13 @@ class _Pricing:
         if isinstance(op, loop.Store):
             return count * self._access(op)
         if isinstance(op, loop.Contract):
-            return float(count)
+            return count / (ATOM if op.result.name in self.used and self.machine.lanes > 1 else 1)
         if isinstance(op, loop.Fold):
             return count * (1.0 if len(op.results) == 1 else 30.0)
         return count * 0.7  # a placed value's store
 
     def _chain(self, op: Op) -> float:
-        if not isinstance(op, loop.Fold | loop.Contract):
+        if not isinstance(op, loop.Fold | loop.Contract) or self.threads:
             return 0.0
         return LATENCY * (1 if len(op.results) == 1 else 6)
 

@@ -19,15 +19,15 @@ SIZES = {"relu_mm": {"M": 17, "K": 96, "N": 80}, "softmax": {"M": 13, "N": 100},
 
 def test_a_value_is_placed_in_a_loop_that_it_does_not_vary_over() -> None:
     """Each core computes the prologue for itself, before its part of the columns."""
-    func = kernel("relu_mm", "f32", "j: core 2, l1 *, reg 2, simd 16\ni: l1 *, reg 2\nk: seq *\n"
-                  "place a in l1 at j.core", M=17, K=24, N=100)
+    func = kernel("relu_mm", "f32", "  j: core 2, l1 *, reg 2, simd 16\n  i: l1 *, reg 2\n"
+                  "  k: seq *\n  place a in l1 at j.core", M=17, K=24, N=100)
     assert difference(func, AVX512) < 1e-4
 
 
 def test_a_carried_fold_has_lanes_along_the_reduced_axis() -> None:
     """What waits in the output is one number, what runs in registers sixteen."""
-    func = kernel("relu_mm", "f32", "i: l1 *, reg 2\nj: l1 *\nk: l3 *, seq 2, simd 16\n"
-                  "carry mm in y", M=5, K=100, N=7)
+    func = kernel("relu_mm", "f32", "  i: l1 *, reg 2\n  j: l1 *\n  k: l3 *, seq 2, simd 16\n"
+                  "  carry mm in y", M=5, K=100, N=7)
     assert difference(func, AVX512) < 1e-4
 
 

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 from rung.core.machine import GRID, SEQ, THREAD, UNROLL, Level, Machine, Rates, Space
 
+SMS = 132
+SHARE = 1 + 0.8 * (SMS - 1)  # rates are a core's; the memory of n cores counts 1 + 0.8(n - 1)
+
 SM90 = Machine(
     "cuda.sm90",
     (Level("grid", GRID), Level("thread", THREAD, 1024), Level("seq", SEQ), Level("pipe", SEQ),
      Level("unroll", SEQ), Level("reg", UNROLL)),
     (Space("shared", 232448, 29e12, "grid"), Space("hbm", 141 << 30, 4.28e12)),
-    Rates(4.28e12, 9e12, {"f32": 55e12, "f64": 27e12, "i64": 7e12, "i32": 28e12}, 2.6e-6),
-    1, 255, ("ld/st", "cp.async"), ("ffma",), cores=132, asynchronous=("cp.async",))
+    Rates(4.28e12 / SHARE, 9e12 / SHARE, {"f32": 55e12 / SMS, "f64": 27e12 / SMS,
+                                          "i64": 7e12 / SMS, "i32": 28e12 / SMS}, 2.6e-6),
+    1, 255, ("ld/st", "cp.async"), ("ffma",), cores=SMS, asynchronous=("cp.async",))
 MACHINES = {SM90.name: SM90}
