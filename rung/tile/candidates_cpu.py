@@ -234,12 +234,11 @@ def _inside(axis: str, vectors: dict[str, int], tile: dict[str, int]
 
 # ---- kept values
 def _places(shape: Shape, lines: tuple[AxisLine, ...]) -> Iterator[tuple[Place, ...]]:
-    """Keep what must be kept; with and without the costly maps that several phases read."""
-    needed = [v for v in kept_folds(shape.kernel) if axes_of(v.type)]
+    """Nothing, the costly maps that several phases read, or a prologue once for each core."""
     costly = [v for v in _costly(shape) if axes_of(v.type)]
     prologue = _prologue(shape, lines)
     for extra in dict.fromkeys(((), tuple(costly), tuple(prologue))):
-        places = tuple(p for v in (*needed, *extra) if (p := _place(shape, v, lines)))
+        places = tuple(p for v in extra if (p := _place(shape, v, lines)))
         yield places
 
 
@@ -262,24 +261,6 @@ def _place(shape: Shape, value: Value, lines: tuple[AxisLine, ...]) -> Place | N
     return Place((value.name,), space, first.axis, first.splits[0][0])
 
 
-def kept_folds(kernel: Func) -> list[Value]:
-    """Folds that a later loop over one of their free axes reads again: their values must wait."""
-    behind = _behind(kernel)
-    found = []
-    for op in kernel.body.ops:
-        if not isinstance(op, loop.Fold | loop.Contract):
-            continue
-        for value in op.results:
-            readers = [x for x in kernel.body.ops if _is_stmt(x) and value in behind[x]]
-            over = {f for x in readers for f in behind.get(x, set())}
-            late = any(g.axis in axes_of(value.type) and g is not op
-                       for g in kernel.body.ops if isinstance(g, loop.Fold | loop.Contract)
-                       and over & set(g.results) and value in _all_behind(g, behind))
-            if late:
-                found.append(value)
-    return found
-
-
 def _is_stmt(op: Op) -> bool:
     return isinstance(op, loop.Fold | loop.Contract | loop.Store)
 
@@ -294,18 +275,6 @@ def _behind(kernel: Func) -> dict[Op, set[Value]]:
         for r in op.results:
             through[r] = {r} if _is_stmt(op) else reads
     return out
-
-
-def _all_behind(op: Op, behind: dict[Op, set[Value]]) -> set[Value]:
-    made = {r: x for x in behind for r in x.results}
-    seen: set[Value] = set()
-    todo = list(behind[op])
-    while todo:
-        v = todo.pop()
-        if v not in seen:
-            seen.add(v)
-            todo += behind[made[v]]
-    return seen
 
 
 def _costly(shape: Shape) -> list[Value]:
