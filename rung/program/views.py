@@ -54,12 +54,12 @@ def _views(program: Func, copies: Mapping[str, Func]) -> Func:
             continue
         assert result is not None
         source = copied[result]
-        home = root.get(source, source)
-        if ({result, source} & updated or source.role == "mutated"
+        home, made = root.get(source, source), view(source, result)
+        if (not is_view(made) or {result, source} & updated or source.role == "mutated"
                 or (result in leaving and (home in taken or source in states))):
             ops.append(op)
         else:
-            ops.append(view(source, result))
+            ops.append(made)
             root[result] = home
             taken |= {home} if result in leaving else set()
         if source in states:
@@ -88,9 +88,10 @@ def view(source: Value, result: Value) -> Index:
     subs: list[Expr] = []
     flat = linear([sym(a) for a in axes], shape)
     bounds = {a: (0, n - 1) for a, n in zip(axes, shape, strict=True)}
-    for n in reversed(shape_of(source)):
+    for n in reversed(shape_of(source)[1:]):
         subs.append((flat % n).simplify(bounds))
         flat = (flat // n).simplify(bounds)
+    subs += [flat] if shape_of(source) else []
     return Index(source, axes, shape, tuple(reversed(subs)), results=(result,))
 
 

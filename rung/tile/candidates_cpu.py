@@ -110,11 +110,10 @@ def _weights(shape: Shape) -> dict[str, float]:
 def _axis_lines(shape: Shape, vectors: dict[str, int], machine: Machine
                 ) -> Iterator[tuple[AxisLine, ...]]:
     for tile in _tiles(shape, vectors, machine):
-        for shared in _shared(shape, machine.cores):
+        for shared, teams in _shares(shape, machine.cores):
             for order in _orders(shape, vectors):
-                for teams in (0, machine.cores) if shared and _known(shape, shared) else (0,):
-                    yield _lines(shape, vectors, tile, shared, order, teams)
-            if shape.reduced and _few_rows(shape, vectors):
+                yield _lines(shape, vectors, tile, shared, order, teams)
+            if shape.reduced and not teams and _few_rows(shape, vectors):
                 yield from _column_first(shape, vectors, tile, shared, machine.cores)
 
 
@@ -175,17 +174,24 @@ def _fits(shape: Shape, axis: str, vectors: dict[str, int], copies: int) -> bool
     return copies == 1 or shape.sizes[axis] >= vectors.get(axis, 1) * copies
 
 
-def _shared(shape: Shape, cores: int) -> Iterator[str | None]:
-    """The axis that cores share: one that no fold runs over."""
-    if shape.points < SHARE or cores == 1:
-        yield None
-        return
+def _shares(shape: Shape, cores: int) -> Iterator[tuple[str | None, int]]:
+    """The axis that cores share, one that no fold runs over, and into how many parts (0: as many
+    as there are steps). One part on one core is still a loop to keep values in."""
     able = [a for a in shape.free if a not in shape.reduced and shape.sizes[a] > 1]
+    folds = [op for op in shape.kernel.body.ops if isinstance(op, loop.Fold | loop.Contract)]
     nests = [set(nest_of(op)) for op in shape.kernel.body.ops
              if isinstance(op, loop.Fold | loop.Contract | loop.Store)]
-    everywhere = [a for a in able if all(a in n for n in nests)]
-    best: list[str | None] = [*(everywhere or able)]
-    yield from best[:2] or [None]
+    best = [a for a in able if all(a in n for n in nests)] or able
+    if shape.points < SHARE or cores == 1:
+        yield None, 0
+        yield from ((a, 1) for a in best[:1] if len(folds) > 1 and _known(shape, a))
+        return
+    for axis in best[:2]:
+        yield axis, 0
+        if _known(shape, axis):
+            yield axis, cores
+    if not best:
+        yield None, 0
 
 
 def _known(shape: Shape, axis: str) -> bool:

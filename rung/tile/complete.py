@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from rung.core.errors import MappingError
-from rung.core.machine import Machine
+from rung.core.machine import GRID, Machine
 from rung.core.op import Func, Value
 from rung.core.types import axes_of, dtype_of
 from rung.loop import ir as loop
@@ -36,11 +36,20 @@ def with_values(kernel: Func, mapping: tile.Mapping, machine: Machine, space: st
             return mapping
         q = lost[0]
         loops = [s for s in route.shared([q, *(s for s in stmts if q in s.needs)]) if _home(s)]
+        loops = loops or _teams(nest, q.op.results[0])
         if not loops:
             return None
         place = tile.Place((q.op.results[0].name,), space, loops[-1].axis, loops[-1].level)
         mapping = replace(mapping, places=(*mapping.places, place))
     return None
+
+
+def _teams(nest: Nest, value: Value) -> list[Split]:
+    """The outermost loop, if it only deals parts to cores: each computes `value` for itself."""
+    first = nest.loops[:1]
+    fit = all(s.kind == GRID and s.size is not None and s.axis not in axes_of(value.type)
+              for s in first)
+    return list(first) if fit else []
 
 
 def _home(split: Split) -> bool:
