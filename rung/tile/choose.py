@@ -10,10 +10,10 @@ from math import prod
 from rung.core import trace
 from rung.core.cost import bound
 from rung.core.errors import LoweringError, MappingError
-from rung.core.machine import Machine
+from rung.core.machine import SEQ, UNROLL, VECTOR, Machine
 from rung.core.op import Func, Op, Value
 from rung.core.ops import Cast, Map
-from rung.core.types import F32, dtype_of
+from rung.core.types import F32, axes_of, dtype_of
 from rung.loop import ir as loop
 from rung.tile import legality
 from rung.tile import mapping as tile
@@ -24,7 +24,7 @@ from rung.tile.to_kernel import to_kernel
 
 Candidates = Callable[[Func, Machine, Mapping[str, int]], Iterable[tile.Mapping]]
 ROWS = 8  # rows from which a contraction is bound by arithmetic
-MORE = 32  # how many are completed with places where none of those lowers
+MORE = 8  # how many are reordered and completed with places where none of those lowers
 TRIED = 12  # how many of the cheapest candidates are lowered before giving up
 
 
@@ -73,10 +73,22 @@ def _completed(kernel: Func, machine: Machine, mappings: Iterable[tile.Mapping],
                sizes: Mapping[str, int]) -> Iterator[tuple[Price, tile.Mapping]]:
     """Candidates with all that a later loop reads in an array of its own, the cheapest first."""
     bare = dict.fromkeys(replace(m, places=(), carries=()) for m in mappings)
-    found = (with_values(kernel, m, machine, machine.spaces[0].name) for m in islice(bare, MORE))
-    made = [m for m in found if m is not None and m.places]
-    yield from sorted(((price(kernel, m, machine, sizes), m) for m in made),
-                      key=lambda x: x[0].seconds)
+    orders = [x for m in islice(bare, MORE) for x in (m, *_reordered(kernel, machine, m))]
+    found = (with_values(kernel, m, machine, machine.spaces[0].name) for m in orders)
+    priced = [(price(kernel, m, machine, sizes), m) for m in dict.fromkeys(found) if m]
+    yield from sorted(priced, key=lambda x: x[0].seconds)
+
+
+def _reordered(kernel: Func, machine: Machine, mapping: tile.Mapping) -> Iterator[tile.Mapping]:
+    """For each fold the loops over its free axes outside of all others, on one core."""
+    plain = next(x.name for x in reversed(machine.levels) if x.kind == SEQ)
+    lines = [tile.AxisLine(x.axis, ((plain, None), *(
+        s for s in x.splits if machine.levels[machine.rank(s[0])].kind in (UNROLL, VECTOR))))
+        for x in mapping.axes]
+    for op in kernel.body.ops:
+        if isinstance(op, loop.Fold | loop.Contract):
+            first = axes_of(op.results[0].type)
+            yield replace(mapping, axes=tuple(sorted(lines, key=lambda x: x.axis not in first)))
 
 
 def estimate(kernel: Func, machine: Machine, libraries: Iterable[Library],

@@ -120,6 +120,8 @@ def _dimension(op: Access, sub: Sub, size: Expr, block: Callable[[str], int | No
             raise refuse("its size is symbolic")
         return size.const_value, "", True
     if any(s is None or s < 0 for s in steps) or sub.const < 0:
+        if size.const_value is not None:  # all of it, again in each step
+            return size.const_value, "", True
         raise refuse("it does not run forward from its corner")
     reach = sum((s or 0) * (length(a) - 1) for a, s in zip(axes, steps, strict=True))
     return 1 + reach, axes[0] if exact else "", False
