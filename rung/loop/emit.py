@@ -14,9 +14,9 @@ from typing import Any
 from rung.core import origins
 from rung.core.errors import RungError
 from rung.core.expr import Expr, Sym, sym
-from rung.core.ranges import prove_nonneg
 from rung.core.op import Builder, Effect, Func, Names, Op, Value, attributes
 from rung.core.ops import Cast, Const, IndexValue, Map, Sub
+from rung.core.ranges import prove_nonneg
 from rung.core.rewrite import _key, dead_code
 from rung.core.types import I64, TensorType, axes_of
 from rung.loop.ir import Axes, Contract, Fold, Load, Store, free_axes, op_axes

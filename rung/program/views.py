@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from math import prod
 
 from rung.core.expr import ZERO, Expr, sym
-from rung.core.ranges import prove_eq
 from rung.core.op import Func, Op, Value
+from rung.core.ranges import prove_eq
 from rung.core.types import TensorType
 from rung.loop.ir import Load, Store, extents_of
 from rung.program.ir import Apply, Call, KernelCall, Module, Write
@@ -96,7 +96,7 @@ def view(source: Value, result: Value) -> Index:
 
 
 def source_of(call: KernelCall, copy: Func) -> Value:
-    """What a call of a kernel that copies copies; the kernel may have parameters that it ignores."""
+    """What a call of a copying kernel copies; the kernel may have parameters that it ignores."""
     found = copy_of(copy)
     assert found is not None
     return call.args[copy.params.index(found.load.buf)]

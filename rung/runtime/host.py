@@ -76,6 +76,8 @@ class _Host:
         self.returned = set(self.program.body.last.operands())
         self.held = {v for s in plan.steps if s.kind != "view" and not self.takes_addresses(s.op)
                      for v in (*s.op.operands(), *s.op.results)}
+        self.read = {v for s in plan.steps if not isinstance(s.op, Call | Return)
+                     for v in s.op.operands()}
         self.names: dict[Value, str] = {}
         self.copied: list[tuple[str, str]] = []  # (mutated argument, its copy in another layout)
 
@@ -124,15 +126,32 @@ class _Host:
         """
         if param.role == "param":
             return
-        assert isinstance(param.type, TensorType)
-        name, shape, strides = self.name(param), param.type.shape, param.type.strides
-        test = f"not {name}.is_contiguous()" if strides is None else \
-            f"{name}.stride() != {self.tuple(strides)}"
-        made = f"fit({name}, {self.tuple(shape)}, {self.tuple(strides or dense(shape))})"
         if param.role == "mutated":
+            name = self.name(param)
             self.line(f"{name}_given = {name}")
             self.copied.append((f"{name}_given", name))
-        self.line(f"if {test}: {name} = {made}")
+        self.refit(param, self.layout(param))
+
+    def layout(self, value: Value) -> str:
+        """A test of whether a tensor has another layout than its type."""
+        assert isinstance(value.type, TensorType)
+        name, strides = self.name(value), value.type.strides
+        return f"not {name}.is_contiguous()" if strides is None else \
+            f"{name}.stride() != {self.tuple(strides)}"
+
+    def refit(self, value: Value, test: str) -> None:
+        assert isinstance(value.type, TensorType)
+        name, kind = self.name(value), value.type
+        strides = kind.strides or dense(kind.shape)
+        self.line(f"if {test}: {name} = fit({name}, {self.tuple(kind.shape)}, "
+                  f"{self.tuple(strides)}, {self.dtype(kind)})")
+
+    def distrust(self, result: Value) -> None:
+        """A library's result may be another than torch said it would be: of another type (bf16
+        statistics of a batch norm), or laid out otherwise. Kernels read it as its type says."""
+        if result in self.read and isinstance(result.type, TensorType):
+            test = f"{self.name(result)}.dtype is not {self.dtype(result.type)}"
+            self.refit(result, f"{test} or {self.layout(result)}")
 
     # ---- values
     def name(self, value: Value) -> str:
@@ -223,7 +242,7 @@ class _Host:
         self.own(value)
 
     def dtype(self, kind: TensorType) -> str:
-        found = DTYPES[kind.dtype]
+        found = DTYPES.get(kind.dtype) or getattr(torch, kind.dtype.name)
         return self.code.bind(str(found).removeprefix("torch."), found)
 
     def alias(self, new: Value, old: Value) -> None:
@@ -275,6 +294,7 @@ class _Host:
             self.line(text)
         for result in op.results:
             self.own(result)
+            self.distrust(result)
             if isinstance(result.type, IndexType):
                 self.known.add(result.name)
 

@@ -22,13 +22,15 @@ bump = torch.autograd.graph.increment_version
 """Tell autograd that a tensor has changed."""
 
 
-def fit(x: torch.Tensor, shape: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
-    """A copy of `x`, of this shape, with these strides; those of 0 say that it is expanded."""
+def fit(x: torch.Tensor, shape: Sequence[int], strides: Sequence[int],
+        dtype: torch.dtype) -> torch.Tensor:
+    """A copy of `x`, of this shape and type, with these strides; those of 0 say that it is
+    expanded."""
     small = x
     for dim, stride in enumerate(strides):
         if stride == 0:
             small = small.narrow(dim, 0, min(1, shape[dim]))
-    made = torch.empty_strided(small.shape, tuple(strides), dtype=x.dtype, device=x.device)
+    made = torch.empty_strided(small.shape, tuple(strides), dtype=dtype, device=x.device)
     return made.copy_(small).expand(tuple(shape))
 
 

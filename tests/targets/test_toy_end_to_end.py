@@ -1,4 +1,4 @@
-"""A function that torch.compile runs on the toy machine: its kernels, transfers and all, on NumPy."""
+"""torch.compile on the toy machine: kernels, transfers and all, run on NumPy."""
 
 from __future__ import annotations
 

@@ -102,9 +102,12 @@ def size_of(size: int | torch.SymInt) -> Expr:
     return to_expr(size_expr(size)) if isinstance(size, torch.SymInt) else Expr.of(int(size))
 
 
-def dtype_of(dtype: torch.dtype) -> DType:
-    """The type of elements; those that Rung cannot compute with have kind x (or c, complex)."""
-    found = TORCH_DTYPES.get(dtype)
+def dtype_of(dtype: torch.dtype, negated: bool = False) -> DType:
+    """The type of elements; those that Rung cannot compute with have kind x (or c, complex).
+
+    `negated`: the memory holds them with the opposite sign, as that of `z.conj().imag` does.
+    """
+    found = None if negated else TORCH_DTYPES.get(dtype)
     return found or DType(str(dtype).removeprefix("torch."), "c" if dtype.is_complex else "x",
                           8 * dtype.itemsize)
 
@@ -122,12 +125,13 @@ def type_of(val: Any) -> Type:
         return INDEX
     if not isinstance(val, torch.Tensor) or val.layout is not torch.strided or val.is_quantized:
         raise Unsupported(f"a value of {type(val).__name__}")
+    dtype = dtype_of(val.dtype, val.is_neg())
     shape = tuple(size_of(s) for s in val.shape)
     strides = tuple(size_of(s) for s in val.stride())
     plain = zip(shape, strides, contiguous_strides(shape), strict=True)
     if any(s.is_const(0) for s in shape) or all(s is ONE or a is b for s, a, b in plain):
-        return TensorType(dtype_of(val.dtype), shape)
-    return TensorType(dtype_of(val.dtype), shape, strides)
+        return TensorType(dtype, shape)
+    return TensorType(dtype, shape, strides)
 
 
 def _leaves(tree: Any) -> Iterator[Any]:
