@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from hashlib import sha256
+from itertools import count
 
 from rung.core.expr import Expr, sym
-from rung.core.op import Func, Op, Value
+from rung.core.op import RESERVED, Func, Op, Value
 from rung.core.ops import Map, Sub
 from rung.core.rewrite import renamed
 from rung.core.scalar import SCALARS
@@ -89,8 +90,8 @@ def _axis_names(func: Func) -> dict[str, str]:
     stores = [op for op in func.body.ops if isinstance(op, Store)]
     axes = dict.fromkeys(a for op in stores for a in _ordered(op))
     axes |= dict.fromkeys(extents_of(func))
-    letters = [*LETTERS, *(f"{c}{n}" for n in range(1, 9) for c in LETTERS)]
-    return dict(zip(axes, letters, strict=False))
+    names = (f"{c}{n or ''}" for n in count() for c in LETTERS)
+    return dict(zip(axes, (name for name in names if name not in RESERVED), strict=False))
 
 
 def _ordered(store: Store) -> Iterable[str]:

@@ -9,7 +9,9 @@ Broadcasting, transposes, slices, reshapes, pads and flips are all `index`.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
+from itertools import count, islice
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,7 +19,7 @@ import numpy as np
 from rung.core.errors import VerifyError
 from rung.core.expr import Expr, is_size, sym
 from rung.core.interp import Interp
-from rung.core.op import Op, Value
+from rung.core.op import RESERVED, Op, Value
 from rung.core.ops import Cast, Const, Map
 from rung.core.scalar import MONOIDS, SCALARS
 from rung.core.types import I64, Axis, DType, TensorType, Type, dtype_of
@@ -268,11 +270,10 @@ class Concat(Op):
         return np.concatenate(operands, self.dim)
 
 
-def axis_names(rank: int, taken: tuple[Axis, ...] = ()) -> tuple[Axis, ...]:
-    """Names for the dimensions of a result: i, j, k, l, m, n, o, p, then i1, ..."""
-    names = [c for c in "ijklmnop" if c not in taken]
-    names += [f"{c}{n}" for n in range(1, 9) for c in "ijklmnop"]
-    return tuple(names[:rank])
+def axis_names(rank: int, taken: Collection[Axis] = ()) -> tuple[Axis, ...]:
+    """Names for the dimensions of a result that are not `taken`: i, j, .. p, then i1, j1, ..."""
+    names = (f"{c}{n or ''}" for n in count() for c in "ijklmnop")
+    return tuple(islice((x for x in names if x not in taken and x not in RESERVED), rank))
 
 
 def symbols(names: tuple[Axis, ...]) -> tuple[Expr, ...]:

@@ -143,5 +143,5 @@ def test_new_memory_has_the_layout(make: Any) -> None:
 
 def test_fit_keeps_expanded_dimensions() -> None:
     x = torch.randn(1, 4).expand(3, 4).contiguous()
-    y = tensors.fit(x, (3, 4), (0, 1))
+    y = tensors.fit(x, (3, 4), (0, 1), x.dtype)
     assert torch.equal(x, y) and y.stride() == (0, 1)

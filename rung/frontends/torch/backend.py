@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
@@ -18,7 +19,7 @@ from torch import fx
 
 from rung.core import trace
 from rung.core.config import PRECISIONS, Settings
-from rung.core.errors import RungError
+from rung.core.errors import LoweringError, RungError
 from rung.core.expr import Expr
 from rung.core.op import Value
 from rung.core.types import INDEX
@@ -98,7 +99,7 @@ def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any],
                   options: Options = Options()) -> compat.Boxed:
     """A boxed callable for one ATen graph; the graph itself where Rung declines it."""
     try:
-        with compat.unset_fake_temporarily():
+        with compat.unset_fake_temporarily(), _own_errors():
             imported = import_graph(gm, static=compat.static_inputs())
             pipeline: Any = importlib.import_module("rung.pipeline")
             run = pipeline.compile_program(imported.func, options, imported.constants,
@@ -109,6 +110,17 @@ def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any],
             raise
         _fall_back(error)
         return as_it_is(gm)
+
+
+@contextmanager
+def _own_errors() -> Iterator[None]:
+    """A bug of ours must not stop the user's model: it is a RungError like any other."""
+    try:
+        yield
+    except RungError:
+        raise
+    except Exception as error:
+        raise LoweringError(f"internal error: {type(error).__name__}: {error}") from error
 
 
 def _fall_back(error: RungError) -> None:

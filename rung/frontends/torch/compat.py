@@ -5,7 +5,8 @@ Nothing here may import `torch._inductor`, which is slow to load.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -31,10 +32,35 @@ def compile_graphs(gm: fx.GraphModule, example_inputs: Sequence[Any], forward: C
         return untraced(untraced(forward)(graph, inputs))
 
     build: Any = aot_module_simplified
-    return untraced(build(
-        gm, example_inputs, fw_compiler=forward, bw_compiler=backward,
-        inference_compiler=inference, decompositions=get_decompositions(decompose),
-        keep_inference_input_mutations=True))
+    with as_kernels(RESAMPLERS):
+        return untraced(build(
+            gm, example_inputs, fw_compiler=forward, bw_compiler=backward,
+            inference_compiler=inference, decompositions=get_decompositions(decompose),
+            keep_inference_input_mutations=True))
+
+
+RESAMPLERS = [getattr(torch.ops.aten, f"{name}{n}d") for name, sizes in (
+    ("upsample_nearest", "123"), ("_upsample_nearest_exact", "123"), ("upsample_linear", "1"),
+    ("upsample_bilinear", "2"), ("upsample_bicubic", "2"), ("upsample_trilinear", "3"))
+    for n in sizes]
+"""Operators that AOTAutograd writes out in Python, whatever decompositions are asked for, and
+whose written-out form picks other source pixels than the kernel."""
+
+
+@contextmanager
+def as_kernels(packets: Sequence[Any]) -> Iterator[None]:
+    """While tracing, these operators are themselves and not what they could be written as."""
+    keys = torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd
+    taken = []
+    for op in (getattr(p, o) for p in packets for o in p.overloads()):
+        taken.append((op, {k: op.py_kernels.pop(k) for k in keys if k in op.py_kernels}))
+        op._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        for op, kernels in taken:
+            op.py_kernels.update(kernels)
+            op._dispatch_cache.clear()
 
 
 def untraced(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,24 +9,39 @@ import numpy as np
 
 from rung.core.errors import Unsupported
 from rung.core.op import Value
-from rung.core.types import BOOL, F64, dtype_of
+from rung.core.ops import Cast
+from rung.core.types import BOOL, F32, F64, dtype_of
 from rung.frontends.torch.emit import Emit, Number, axis_exprs
+from rung.frontends.torch.shapes import product
 from rung.tensor.ir import Contract, shape_of
 
+LONG = 1 << 13  # terms from which a sum that runs on and on in float32 is too far off
 Dims = int | Sequence[int] | None
 Build = Callable[..., Value | tuple[Value, ...]]
 
 
 def total(e: Emit, x: Value, dims: Dims = None, keep: bool = False, *_: object) -> Value:
-    a = e.operand(x, e.dtype)
-    return e.finish(e.reduce("add", a, e.axes(x, dims), keep))
+    axes = e.axes(x, dims)
+    return narrowed(e, e.reduce("add", terms(e, x, axes), axes, keep))
 
 
 def mean(e: Emit, x: Value, dims: Dims = None, keep: bool = False, *_: object) -> Value:
     if not e.dtype.is_float:
         raise Unsupported("a mean of integers")
+    axes = e.axes(x, dims)
+    return narrowed(e, e.mean(terms(e, x, axes), axes, keep))
+
+
+def terms(e: Emit, x: Value, axes: Sequence[int]) -> Value:
+    """What a sum adds up: many numbers in float64, where torch has a tree of partial sums."""
     a = e.operand(x, e.dtype)
-    return e.finish(e.mean(a, e.axes(x, dims), keep))
+    count = product([shape_of(x)[n] for n in axes]).const_value or 0
+    return e.value(a, F64) if dtype_of(a.type) is F32 and count >= LONG else a
+
+
+def narrowed(e: Emit, x: Value, n: int = 0) -> Value:
+    """`x` as result `n`; a float64 value is rounded once."""
+    return e.finish(e.value(x, e.result(n).dtype) if dtype_of(x.type) is F64 else x, n)
 
 
 def extreme(monoid: str) -> Build:
@@ -57,11 +72,6 @@ def variance(e: Emit, x: Value, dims: Dims, correction: Number | None, keep: boo
     squares = e.map("mul", apart, apart)
     shape = e.shape
     return e.mean(squares, axes, keep, less), centre if keep else e.reshape(centre, shape)
-
-
-def narrowed(e: Emit, x: Value, n: int = 0) -> Value:
-    """A float64 value as result `n`, rounded once."""
-    return e.finish(e.rounded(x, e.result(n).dtype), n)
 
 
 def var(e: Emit, x: Value, dims: Dims, correction: Number | None, keep: bool) -> Value:
@@ -192,8 +202,10 @@ def attention(e: Emit, q: Value, k: Value, v: Value, dropout: float, causal: boo
     out = e.op(Contract("add", "mul", weights, ("b", "h", "i", "j"),
                         e.operand(v, dtype_of(v.type)), ("b", "h", "j", "d"),
                         ("b", "h", "i", "d"), dtype_of(weights.type)))
-    total = e.map("add", e.map("log", whole), top)
-    return e.finish(out), e.finish(e.reshape(total, shape[:3]), 1)
+    sums = e.reshape(e.map("add", e.map("log", whole), top), shape[:3])
+    if e.result(1).dtype is F32 and dtype_of(sums.type) is F64:  # as torch 2.11 has it
+        sums = e.op(Cast(sums, F32))
+    return e.finish(out), e.finish(sums, 1)
 
 
 TYPED = "bool keepdim=False, *, ScalarType? dtype=None"

@@ -13,6 +13,7 @@ from rung.tensor.ir import Concat, Full, Iota, shape_of
 
 Build = Callable[..., Value | tuple[Value, ...]]
 Size = int | Expr
+MAX_PARTS = 32  # of a concatenation; each is a loop nest and a buffer of its kernel
 
 
 def reshape(e: Emit, x: Value, *_: object) -> Value:
@@ -105,6 +106,8 @@ def _is_legacy_empty(x: Value, e: Emit) -> bool:
 
 
 def joined(e: Emit, parts: Sequence[Value], dim: int) -> Value:
+    if len(parts) > MAX_PARTS:
+        raise Unsupported(f"a concatenation of {len(parts)} parts")
     return parts[0] if len(parts) == 1 else e.op(Concat(tuple(parts), dim))
 
 
