@@ -146,6 +146,18 @@ class Cast(Op):
 
 
 @dataclass(frozen=True, eq=False)
+class Yield(Op):
+    """The values that a block hands to its owner."""
+
+    values: tuple[Value, ...]
+    keyword: ClassVar[str] = "yield"
+    form: ClassVar[str] = "yield {values}"
+
+    def run(self, interp: Interp, *operands: Any) -> Any:
+        return operands
+
+
+@dataclass(frozen=True, eq=False)
 class LoadBase(Op):
     """`buf[subs]`, or `fill` where some expression of `mask` is negative.
 

@@ -30,6 +30,7 @@ from rung.core.ops import (
     LoadBase,
     Map,
     StoreBase,
+    Yield,
     buffers_of,
     verify_buffers,
 )
@@ -217,18 +218,6 @@ def _check_yield(block: Block, types: tuple[Type, ...]) -> None:
     if tuple(v.type for v in given) != types:
         shown = ", ".join(str(v.type) for v in given) or "nothing"
         raise VerifyError(f"yields {shown}, not {', '.join(map(str, types)) or 'nothing'}")
-
-
-@dataclass(frozen=True, eq=False)
-class Yield(Op):
-    """The values that a block hands to its owner."""
-
-    values: tuple[Value, ...]
-    keyword: ClassVar[str] = "yield"
-    form: ClassVar[str] = "yield {values}"
-
-    def run(self, interp: Interp, *operands: Any) -> Any:
-        return operands
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,7 +21,7 @@ from rung.core.errors import VerifyError
 from rung.core.expr import Expr, is_size
 from rung.core.interp import Interp
 from rung.core.op import Block, Effect, Func, Op, Value, Vocabulary, expressions, walk
-from rung.core.ops import IndexValue
+from rung.core.ops import IndexValue, Yield
 from rung.core.types import TensorType, Type
 from rung.tensor import ir as tensor
 
@@ -160,18 +160,6 @@ class Check(Op):
         low, high = int(interp.index(self.lo)), int(interp.index(self.hi))
         if operands[0].size and (operands[0].min() < low or operands[0].max() >= high):
             raise ERRORS[self.error](self.message)
-
-
-@dataclass(frozen=True, eq=False)
-class Yield(Op):
-    """What a composite's body gives."""
-
-    values: tuple[Value, ...]
-    keyword: ClassVar[str] = "yield"
-    form: ClassVar[str] = "yield {values}"
-
-    def run(self, interp: Interp, *operands: Any) -> Any:
-        return operands
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from rung.core.errors import LoweringError
 from rung.core.expr import Expr, sym, to_source
 from rung.core.op import Block, Effect, Func, Op, Value, uses, walk
-from rung.core.ops import Cast, Const, Map
+from rung.core.ops import Cast, Const, Map, Yield
 from rung.core.scalar import MONOIDS
 from rung.core.text import LANE
 from rung.core.types import I64, INDEX, ArrayType, DType, TensorType, VecType, dtype_of
@@ -29,7 +29,6 @@ from rung.kernel.ir import (
     Load,
     Store,
     Transfer,
-    Yield,
 )
 from rung.targets.base import buffers_of, symbols_of
 from rung.targets.c_family import Prelude

@@ -17,11 +17,11 @@ import numpy as np
 
 from rung.core.expr import sym
 from rung.core.op import Builder, Func, Op, Value
-from rung.core.ops import Cast, Const, Map
+from rung.core.ops import Cast, Const, Map, Yield
 from rung.core.rewrite import dead_code, merge_equal, rewrite, substitute
 from rung.core.scalar import cast
 from rung.core.types import TensorType, dtype_of
-from rung.program.ir import Call, Composite, Write, Yield
+from rung.program.ir import Call, Composite, Write
 from rung.tensor.ir import Concat, Full, Index, Reduce, shape_of
 
 _EXACT = {("bf16", "f32"), ("f16", "f32"), ("bf16", "f64"), ("f16", "f64"), ("f32", "f64"),

@@ -13,7 +13,7 @@ from rung.core.errors import LoweringError, MappingError
 from rung.core.expr import Expr, sym
 from rung.core.machine import GRID, THREAD, Machine
 from rung.core.op import Func, Op, Value
-from rung.core.ops import Cast, Const, IndexValue, Map, Sub
+from rung.core.ops import Cast, Const, IndexValue, Map, Sub, Yield
 from rung.core.text import LANE
 from rung.core.types import ArrayType, VecType, axes_of, dtype_of
 from rung.kernel.ir import (
@@ -26,7 +26,6 @@ from rung.kernel.ir import (
     KernelIndex,
     Load,
     Store,
-    Yield,
 )
 from rung.loop import ir as loop
 from rung.tile.folds import absent, identities, is_fma, merge, step

@@ -18,8 +18,9 @@ from rung.core.errors import MappingError
 from rung.core.expr import ZERO, Expr, sym
 from rung.core.machine import GRID, Machine
 from rung.core.op import Block, Builder, Func, Names, Op, Value, walk
+from rung.core.ops import Yield
 from rung.core.types import TensorType
-from rung.kernel.ir import For, If, Unrolled, Yield
+from rung.kernel.ir import For, If, Unrolled
 from rung.loop import ir as loop
 from rung.tile.leaf import Leaf
 from rung.tile.mapping import Mapping

@@ -10,10 +10,11 @@ from programs import Prog, check, draw
 from rung.core.errors import LoweringError
 from rung.core.expr import Expr
 from rung.core.op import Block, Func, Value
+from rung.core.ops import Yield
 from rung.core.types import BF16, F32, I64
 from rung.core.verify import verify
 from rung.loop import ir as loop
-from rung.program.ir import Composite, Module, Return, Yield
+from rung.program.ir import Composite, Module, Return
 from rung.tensor.simplify import open_composites, simplify
 from rung.tensor.to_loop import to_loop
 

@@ -20,6 +20,7 @@ from rung.core import origins, trace
 from rung.core.errors import Unsupported, VerifyError
 from rung.core.expr import ONE, Expr
 from rung.core.op import Block, Builder, Func, Op, Value, names_of, walk
+from rung.core.ops import Yield
 from rung.core.rewrite import dead_code
 from rung.core.types import TensorType, Type
 from rung.frontends.torch.calls import bind, overload, schema_of
@@ -28,7 +29,7 @@ from rung.frontends.torch.indexing import INDEXING
 from rung.frontends.torch.pointwise import POINTWISE
 from rung.frontends.torch.reductions import COMPOSITES, REDUCTIONS
 from rung.frontends.torch.views import MOVES, VIEWS
-from rung.program.ir import Call, Composite, Return, Yield
+from rung.program.ir import Call, Composite, Return
 
 
 @dataclass(frozen=True)

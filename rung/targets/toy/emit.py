@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from math import prod
 
 from rung.core.op import Block, Func, Op
-from rung.core.ops import Cast, Const, LoadBase, Map, StoreBase, Sub
+from rung.core.ops import Cast, Const, LoadBase, Map, StoreBase, Sub, Yield
 from rung.core.text import print_number
 from rung.core.types import ArrayType, VecType
 from rung.kernel.ir import (
@@ -24,7 +24,6 @@ from rung.kernel.ir import (
     If,
     KernelIndex,
     Transfer,
-    Yield,
 )
 from rung.kernel.ir import Wait as WaitOp
 
