@@ -241,7 +241,7 @@ class _Importer:
         elif isinstance(node.target, torch._ops.OpOverload):
             types = tuple(self._type(v) for v in _leaves(val))
             self._add(node, program.Call(str(node.target), self._args(node), types,
-                                         _effect(node.target)), val)
+                                         _effect(node)), val)
         else:
             raise Unsupported(f"{node.target}")
 
@@ -301,15 +301,26 @@ def _writes_back(node: fx.Node) -> bool:
             and node.args[0].op == "placeholder")
 
 
-def _effect(op: torch._ops.OpOverload) -> str:
+def _effect(node: fx.Node) -> str:
+    op: Any = node.target
     schema = op._schema
     if schema.is_mutable:
         return "mutates"
     if torch.Tag.nondeterministic_seeded in op.tags:
-        return "rng"
+        return "" if _drops_nothing(node, schema) else "rng"
     if op.namespace == "_c10d_functional":
         return "ordered"
     return "" if schema.returns else "raises"
+
+
+def _drops_nothing(node: fx.Node, schema: Any) -> bool:
+    """Whether an op is random only by a dropout that is 0 here, as attention in inference."""
+    for n, argument in enumerate(schema.arguments):
+        if argument.name == "dropout_p":
+            given = node.args[n] if n < len(node.args) else node.kwargs.get(
+                argument.name, argument.default_value)
+            return bool(given == 0)
+    return False
 
 
 def _check_sizes(func: Func) -> None:

@@ -1,0 +1,280 @@
+"""Behaviours that compilers get wrong: each program gives what eager gives, or raises as it does.
+
+Values, dtypes, strides, gradients, who shares memory with whom, and the state of the inputs are
+compared with eager's; nothing may fall back unless the case says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+Tensors = list[torch.Tensor]
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()
+
+
+def rung(fn: Callable[..., Any], strict: bool = True, **kwargs: Any) -> Callable[..., Any]:
+    return torch.compile(fn, backend="rung", options={"strict": strict}, **kwargs)
+
+
+def leaves(x: Any) -> list[Any]:
+    return torch.utils._pytree.tree_leaves(x)
+
+
+def copied(args: Sequence[Any]) -> list[Any]:
+    """Copies with the same strides that require gradients where `args` do."""
+    def one(x: Any) -> Any:
+        if not isinstance(x, torch.Tensor):
+            return x
+        new = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).copy_(x.detach())
+        return new.requires_grad_(x.requires_grad)
+    return [one(x) for x in args]
+
+
+def sharing(outs: Sequence[Any], args: Sequence[Any]) -> set[str]:
+    """Which tensors among results and arguments are one, or lie in one storage."""
+    named = {f"out {n}": x for n, x in enumerate(outs)} | {
+        f"in {n}": x for n, x in enumerate(args)}
+    found = {k: x for k, x in named.items() if isinstance(x, torch.Tensor) and x.numel()}
+    return {f"{a} {'is' if found[a] is found[b] else '~'} {b}" for a in found for b in found
+            if a < b and found[a].untyped_storage().data_ptr() ==
+            found[b].untyped_storage().data_ptr()}
+
+
+def outcome(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[list[Any], list[Any], Any]:
+    """Results, gradients of the arguments, and the sharing of one call."""
+    outs = leaves(fn(*args))
+    roots = [x for x in outs if isinstance(x, torch.Tensor) and x.requires_grad]
+    wanted = [x for x in args if isinstance(x, torch.Tensor) and x.requires_grad]
+    shared = sharing(outs, args)
+    grads = torch.autograd.grad(
+        [(x.double() * (n + 1)).sum() for n, x in enumerate(roots)], wanted,
+        allow_unused=True) if roots else []
+    return outs, list(grads), shared
+
+
+def same(got: Any, want: Any, exact: bool = False) -> None:
+    assert type(got) is type(want)
+    if not isinstance(want, torch.Tensor):
+        assert got == want
+        return
+    assert (got.dtype, got.shape, got.stride()) == (want.dtype, want.shape, want.stride())
+    tolerance: dict[str, Any] = {"rtol": 0, "atol": 0} if exact else {}
+    torch.testing.assert_close(got, want, equal_nan=True, **tolerance)
+
+
+def agrees(fn: Callable[..., Any], args: Sequence[Any], exact: bool = False, strict: bool = True,
+           **kwargs: Any) -> None:
+    """`fn` does the same compiled as in eager, to its arguments too."""
+    theirs, ours = copied(args), copied(args)
+    want, want_grads, want_sharing = outcome(fn, theirs)
+    got, got_grads, got_sharing = outcome(rung(fn, strict, **kwargs), ours)
+    assert got_sharing == want_sharing
+    for a, b in zip([*got, *got_grads, *ours], [*want, *want_grads, *theirs], strict=True):
+        same(a, b, exact)
+
+
+# ---- who shares memory with whom
+def _views_of_a_result(x: torch.Tensor) -> Any:
+    z = x + 1
+    return z, z * 1, z.view(-1), z[0], z[1:], z.t()
+
+
+def _parts(x: torch.Tensor) -> Any:
+    z = x.exp()
+    return (*z.split(1), z.unsqueeze(0), torch.cat([z]), z.reshape(-1).clone())
+
+
+def _updated(x: torch.Tensor) -> Any:
+    x.add_(1)
+    return x.view(-1), x.clone(), x * 1
+
+
+def _later(x: torch.Tensor) -> Any:
+    z = x + 1
+    y = z.view(-1)
+    z.mul_(2)
+    return y, z, z.clone().view(-1)
+
+
+SHARING: dict[str, Callable[[torch.Tensor], Any]] = {
+    "a copy of an argument": lambda x: x.reshape(-1).clone(),
+    "views of a result": _views_of_a_result,
+    "equal casts": lambda x: (x.to(torch.int64), x.to(torch.int64), x * 1, x + 0),
+    "views without their base": lambda x: ((z := x + 1)[0], z[1], z[0].clone()),
+    "views of an argument": lambda x: (x, x.view(-1), x.t(), x[1], x.detach(), x.contiguous()),
+    "copies of an argument": lambda x: (x.view(-1)[2:4].clone(), x.clone(), x.repeat(1, 1)),
+    "parts": _parts,
+    "an updated argument": _updated,
+    "a view taken before an update": _later,
+    "expanded": lambda x: (z := x.sum(0), z.expand(4, 3), z.expand(4, 3).clone()),
+    "constants": lambda x: (z := torch.zeros(2, 3), torch.zeros(2, 3), z.expand(2, 2, 3)),
+    "views of a library's result": lambda x: (z := x @ x.t(), z.t(), z.diagonal(), z.view(-1)),
+    "moves that move nothing": lambda x: (F.pad(x, (0, 0)), x.flip(0).flip(0), x.double().float()),
+}
+
+
+@pytest.mark.parametrize("name", SHARING)
+@pytest.mark.parametrize("grad", [False, True])
+def test_results_share_memory_as_in_eager(name: str, grad: bool) -> None:
+    writes = name in ("an updated argument",)
+    if grad and (writes or name == "constants"):
+        pytest.skip("a leaf cannot be updated, and constants have no gradient")
+    agrees(SHARING[name], [torch.randn(2, 3, requires_grad=grad)])
+
+
+# ---- programs that went wrong, here or elsewhere
+def _embeddings(w: torch.Tensor, i: torch.Tensor) -> Any:
+    return F.embedding(i, w, padding_idx=0), F.embedding(i, w, padding_idx=-1), F.embedding(i, w)
+
+
+def _many_parts(*xs: torch.Tensor) -> Any:
+    return torch.cat([x * (i % 7) + 1 for i, x in enumerate(xs)]), torch.stack(
+        [x.sum() for x in xs])
+
+
+def _extremes(x: torch.Tensor) -> Any:
+    return x.amax(-1), x.argmax(-1), x.clamp(-1, 1), torch.maximum(x, x.flip(-1)), x.relu()
+
+
+def _nothing(x: torch.Tensor) -> Any:
+    return x.sum(0), x.prod(0), x.mean(0), (x > 0).any(0), (x > 0).all(0), torch.cat([x, x])
+
+
+def _integers(x: torch.Tensor) -> Any:
+    return -x, x * x, x + 100, x // 3, x % 3, x.sum(), x.to(torch.int64) * 1_000_000_007
+
+
+def _of_a_number(x: torch.Tensor) -> torch.Tensor:
+    return torch.func.jacrev(lambda y: y * torch.ops.prims.convert_element_type(2, x.dtype))(x)
+
+
+def _rows(n: int) -> Tensors:
+    return [torch.randn(1 + i % 3, 2) for i in range(n)]
+
+
+SPECIALS = torch.tensor([[1.0, float("nan"), -0.0, 3.0], [float("inf"), -1e30, float("-inf"), 0.0]])
+PROGRAMS: dict[str, tuple[Callable[..., Any], Callable[[], Sequence[Any]]]] = {
+    "two equal results have a gradient each": (_embeddings, lambda: [
+        torch.randn(7, 5, requires_grad=True), torch.tensor([[0, 1, 1, 6], [6, 3, 0, 1]])]),
+    "more axes than letters": (_many_parts, lambda: _rows(30)),
+    "more parts than a kernel takes": (_many_parts, lambda: _rows(70)),
+    "a condition that is a constant": (
+        lambda x: torch.where(torch.tensor(True), x, x), lambda: [torch.randn(2, 3)]),
+    "standard deviations far from one": (
+        lambda a, b: (a.std(), b.std(), a.var(0), torch.var_mean(b, 0)), lambda: [
+            (torch.randn(300, 2) * 1e30).requires_grad_(),
+            (torch.randn(300, 2) * 1e-30).requires_grad_()]),
+    "nearest pixels": (lambda x: (
+        F.interpolate(x, scale_factor=1.3, mode="nearest"), F.interpolate(x, size=(5, 7))),
+        lambda: [torch.randn(1, 1, 3, 2, dtype=torch.float64)]),
+    "memory with the opposite sign": (
+        lambda y: (y * 2 + 1, y.sum()), lambda: [torch.randn(4, dtype=torch.complex64).conj().imag]),
+    "NaN and infinities": (_extremes, lambda: [SPECIALS]),
+    "reductions over nothing": (_nothing, lambda: [torch.zeros(0, 3)]),
+    "rows all masked": (lambda x: (torch.softmax(x, -1), torch.log_softmax(x[1:], -1)), lambda: [
+        torch.tensor([[float("-inf")] * 3, [0.0, float("-inf"), 1.0]])]),
+    "integers that wrap": (_integers, lambda: [torch.arange(-128, 128, dtype=torch.int8)]),
+    "overlapping memory": (lambda x: x * 2 + x.sum(), lambda: [
+        torch.randn(10).as_strided((3, 4), (2, 1))]),
+    "a view of every second": (lambda x: x.mul(2).sum(1), lambda: [torch.randn(8, 6)[::2, 1::2]]),
+    "channels last": (lambda x: (x.relu(), x.sum(1), x + x.contiguous()), lambda: [
+        torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)]),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_do_as_eager_does(name: str) -> None:
+    fn, args = PROGRAMS[name]
+    given = args()
+    if any(isinstance(x, torch.Tensor) and x.is_neg() for x in given):
+        for a, b in zip(rung(fn)(*given), fn(*given), strict=True):
+            same(a, b)
+        return
+    agrees(fn, given)
+
+
+def test_a_function_that_torch_differentiates_itself() -> None:
+    x = torch.randn(3)
+    same(rung(_of_a_number)(x), _of_a_number(x))
+
+
+def test_a_library_result_of_another_type_than_announced() -> None:
+    """The statistics of a bf16 batch norm are bf16, although torch announces f32."""
+    norms = [nn.BatchNorm2d(8).bfloat16() for _ in range(2)]
+    x = torch.randn(2, 8, 4, 4).bfloat16()
+    same(rung(norms[1])(x), norms[0](x))
+    for a, b in zip(norms[1].buffers(), norms[0].buffers(), strict=True):
+        same(a, b)
+
+
+@pytest.mark.parametrize("dim", [0, 1, None])
+@pytest.mark.parametrize("shape", [(1 << 17, 4), (4, 1 << 17)])
+def test_long_sums_are_near(dim: int | None, shape: tuple[int, int]) -> None:
+    x = torch.rand(shape) + 0.1
+    got, exact = rung(lambda x: x.sum(dim))(x), x.double().sum(dim)
+    assert float(((got - exact) / exact).abs().max()) <= 4e-7
+
+
+RAISES: dict[str, tuple[Callable[..., Any], Callable[[], Sequence[Any]]]] = {
+    "an index beyond the end": (lambda x, i: x[i] + 1, lambda: [
+        torch.randn(3, 2), torch.tensor([0, 3])]),
+    "an index into nothing": (lambda x, i: x[i] + 1, lambda: [
+        torch.randn(0, 2), torch.tensor([0])]),
+    "an embedding beyond the end": (lambda w, i: F.embedding(i, w), lambda: [
+        torch.randn(3, 2), torch.tensor([-1])]),
+    "a bool minus a bool": (lambda x: x - x, lambda: [torch.tensor([True])]),
+    "an integer modulo zero": (lambda x, y: x % y, lambda: [
+        torch.tensor([1]), torch.tensor([0])]),
+    "a shape that does not fit": (lambda x, y: x + y, lambda: [torch.ones(3), torch.ones(4)]),
+}
+
+
+@pytest.mark.parametrize("name", RAISES)
+def test_errors_are_raised_as_in_eager(name: str) -> None:
+    fn, args = RAISES[name]
+    with pytest.raises(Exception):  # noqa: B017 - whatever it is
+        fn(*args())
+    with pytest.raises((RuntimeError, IndexError)):
+        rung(fn)(*args())
+
+
+# ---- sizes that are not known
+def _normed(x: torch.Tensor, w: torch.Tensor) -> Any:
+    y = F.layer_norm(x, (x.shape[-1],)) @ w
+    return torch.softmax(y, -1).flip(0), y.reshape(-1), torch.cat([x, x]).sum(0), y.amax(-1)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_one_graph_for_all_sizes(grad: bool) -> None:
+    fn = rung(_normed, dynamic=True)
+    for n in (3, 1, 2, 7, 64, 0):
+        x, w = torch.randn(n, 8, requires_grad=grad), torch.randn(8, 5, requires_grad=grad)
+        got, want = outcome(fn, [x, w]), outcome(_normed, [x, w])
+        for a, b in zip([*got[0], *got[1]], [*want[0], *want[1]], strict=True):
+            same(a, b)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_pooled_rows_times_a_matrix(batch: int) -> None:
+    """A contraction over an axis of what two nested folds give."""
+    agrees(lambda x, w: torch.relu(x).mean((2, 3)) @ w, [
+        torch.randn(batch, 16, 4, 4), torch.randn(16, 10)])
+
+
+def test_attention_on_unprojected_values() -> None:
+    """Softmax and the projection of the values in one kernel, if fusion will have it."""
+    agrees(lambda s, x, w: torch.softmax(s, -1) @ (x @ w).view(2, 17, 4, 8).transpose(1, 2), [
+        torch.randn(2, 4, 17, 17), torch.randn(2, 17, 32), torch.randn(32, 32)])
