@@ -79,7 +79,9 @@ def _array(value: Value, sizes: Mapping[str, int], rng: np.random.Generator, out
     if not dtype.is_float:
         high = 2 if min(shape, default=2) > 1 or not shape else 1
         return np.array(rng.integers(0, high, shape), dtype.numpy, order="C")
-    data = np.full(shape, -77.0) if out else rng.standard_normal(shape)
+    data = np.full(shape, -77.0)
+    if not out:  # mostly positive, so that few sums are nearly 0
+        data = rng.uniform(0.25, 1.75, shape) * np.where(rng.random(shape) < 0.1, -1, 1)
     if special and not out and data.size:
         where = rng.random(shape) < 0.02
         data = np.where(where, rng.choice(SPECIAL, shape), data)
@@ -152,7 +154,7 @@ def fuzz(made: Made, sizes: Sequence[int] = (0, 1, 2, 7, 64)) -> list[str]:
     """`differences` for each size of all symbols, with and without special values."""
     found = []
     for size in sizes if made.symbols else (3,):
-        if size < 2 and indexes_data(made.kernel):
+        if (size < 2 and indexes_data(made.kernel)) or size ** len(made.symbols) > 1 << 16:
             continue
         for special in (False, True):
             try:

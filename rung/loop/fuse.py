@@ -67,7 +67,7 @@ def can_be(fused: Func) -> Reason | None:
     weights = {op: [c for c in before[op] if isinstance(c, Contract)] for op in contractions}
     for op, inner in before.items():
         again = [c for c in inner if is_contraction(c) and _axis(op) in axes_of(c.results[0].type)]
-        if again and not _is_nested_sum(op, again) and not _attends(op, before):
+        if again and not _is_nested_sum(op, again, fused) and not _attends(op, before):
             return "a contraction's result is folded again"
     if len(contractions) == 2 and not any(weights.values()) and not _siblings(*contractions):
         return "two contractions of different loops"
@@ -85,9 +85,13 @@ def _softens(last: Op, before: dict[Op, list[Op]]) -> bool:
                for f in before[last])
 
 
-def _is_nested_sum(fold: Op, again: list[Op]) -> bool:
-    """The further axes of one contraction over several: a sum of sums."""
-    return isinstance(fold, Fold) and len(again) == 1 and fold.args[0] is again[0].results[0]
+def _is_nested_sum(fold: Op, again: list[Op], fused: Func) -> bool:
+    """The further axes of one contraction over several: a sum of sums that nothing else reads."""
+    match fold, again:
+        case Fold(), [Contract(combine=combine) as inner] if fold.carrier == combine:
+            readers = [op for op in fused.body.ops if inner.result in op.operands()]
+            return readers == [fold]
+    return False
 
 
 def _siblings(a: Contract, b: Contract) -> bool:

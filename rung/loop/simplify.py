@@ -18,7 +18,7 @@ from rung.core.op import Func, Op, Value
 from rung.core.ops import Cast, Const, IndexValue, Map
 from rung.core.scalar import SCALARS, cast
 from rung.core.types import BOOL, F32, I64, DType, axes_of, dtype_of
-from rung.loop.emit import Copier, Emitter
+from rung.loop.emit import Copier, Declined, Emitter
 from rung.loop.ir import Contract, Fold, extents_of
 
 ROUNDINGS = ("default", "eager")
@@ -26,7 +26,10 @@ _HELD: tuple[DType, ...] = (F32, I64, BOOL)  # types whose constants print witho
 
 
 def simplify(func: Func, precision: str = "default") -> Func:
-    """`func` after one sweep of the rules; pure, and the same text when nothing applies."""
+    """`func` after one sweep of the rules; pure, and the same text when nothing applies.
+
+    A kernel of which a fold would be left with nothing that varies over its axis stays as it is.
+    """
     if precision not in ROUNDINGS:
         raise ValueError(f"precision is one of {', '.join(ROUNDINGS)}, not {precision!r}")
     buffers = (*func.params, *func.outs)
@@ -34,7 +37,10 @@ def simplify(func: Func, precision: str = "default") -> Func:
     sweep = _Sweep(out, values={v: v for v in buffers})
     sweep.uses = _uses(func)
     sweep.rules = (*RULES, drop_rounding) if precision == "default" else RULES
-    sweep.ops(func.body.ops)
+    try:
+        sweep.ops(func.body.ops)
+    except Declined:
+        return func
     return out.kernel(func.name, func.params, func.outs)
 
 
