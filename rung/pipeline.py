@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import inf
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -56,6 +55,9 @@ RULES: dict[str, Callable[[Func], None]] = {
     "kernel-ir": kernel_ir.verify_kernel_ir}
 
 
+PENALTY = 1.0  # seconds: more than any fusion gains
+
+
 @dataclass(frozen=True)
 class Context:
     """What passes may ask about: the machine, the user's options, and what sizes to expect."""
@@ -64,7 +66,7 @@ class Context:
     precision: str = "default"
     hints: Mapping[str, int] = field(default_factory=dict)
     mappings: Mapping[str, TileMapping] = field(default_factory=dict)
-    careful: bool = False  # at most one fold in a kernel
+    careful: bool = False  # no more folds in a kernel than its parts have
 
     @property
     def machine(self) -> Machine:
@@ -73,9 +75,8 @@ class Context:
     def price(self, kernel: Func) -> float:
         """Modelled seconds of a kernel, by our code or a library's."""
         folds = [op for op in kernel.body.ops if isinstance(op, loop_ir.Fold | loop_ir.Contract)]
-        if self.careful and len(folds) > 1:
-            return inf
-        return choose.estimate(kernel, self.machine, self.target.libraries, self.hints)
+        fine = PENALTY * max(len(folds) - 1, 0) if self.careful else 0.0
+        return fine + choose.estimate(kernel, self.machine, self.target.libraries, self.hints)
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,9 @@ MODELS: dict[str, Make] = {
 }
 QUICK = ("llama", "gpt2", "resnet", "lstm")
 NAMES = [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in MODELS]
-slow = pytest.mark.slow
+SETTINGS = pytest.mark.parametrize("dynamic, dtype", [
+    (False, torch.float32), pytest.param(False, torch.bfloat16, marks=pytest.mark.slow),
+    pytest.param(True, torch.float32, marks=pytest.mark.slow)], ids=str)
 
 
 def output(model: nn.Module, inputs: Inputs) -> torch.Tensor:
@@ -136,9 +138,7 @@ def near(got: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor) -> None:
     assert far[0] <= 4 * far[1] + slack
 
 
-@pytest.mark.parametrize("dtype", [
-    torch.float32, pytest.param(torch.bfloat16, marks=slow)], ids=str)
-@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=slow)])
+@SETTINGS
 @pytest.mark.parametrize("name", NAMES)
 def test_inference(name: str, dynamic: bool, dtype: torch.dtype) -> None:
     model, inputs = MODELS[name]()
@@ -173,9 +173,7 @@ def trained(model: nn.Module, batches: list[Inputs], through: Callable[..., Any]
     return losses
 
 
-@pytest.mark.parametrize("dtype", [
-    torch.float32, pytest.param(torch.bfloat16, marks=slow)], ids=str)
-@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=slow)])
+@SETTINGS
 @pytest.mark.parametrize("name", NAMES)
 def test_training(name: str, dynamic: bool, dtype: torch.dtype) -> None:
     model, inputs = MODELS[name]()

@@ -228,7 +228,10 @@ class Prelude:
         return {"bool": "u8", "bf16": "u16", "f16": "u16"}.get(dtype.name, dtype.name)
 
     def _to_value(self, dtype: DType, lanes: int, stored: str) -> str:
-        return f"({self._convert('u8', 'i32', lanes, stored)} != 0)" if dtype == BOOL else stored
+        if dtype != BOOL:
+            return stored
+        kind = self._element("i32", lanes)  # a comparison gives a type like it, but another
+        return f"(({kind})({self._convert('u8', 'i32', lanes, stored)} != 0))"
 
     def _to_storage(self, dtype: DType, lanes: int, value: str) -> str:
         return self._convert("i32", "u8", lanes, f"({value} & 1)") if dtype == BOOL else value

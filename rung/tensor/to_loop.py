@@ -21,7 +21,7 @@ from rung.core.op import Builder, Func, Names, Op, Value
 from rung.core.ops import Cast, Const, IndexValue, Map, Sub
 from rung.core.rewrite import dead_code
 from rung.core.scalar import SCALARS
-from rung.core.types import IndexType, TensorType, dtype_of
+from rung.core.types import IndexType, TensorType, axes_of, dtype_of
 from rung.loop import ir as loop
 from rung.program.ir import Composite, KernelCall, Module, Write
 from rung.tensor.ir import (
@@ -140,6 +140,14 @@ class _Maker:
             raise LoweringError(f"{value.name}: {value.type} is no tensor, constant or size")
         return self.one(replace(op.map({v: self.load(v, ()) for v in op.operands()}), results=()))
 
+    def varying(self, value: Value, subs: Sequence[Expr], over: Sequence[Expr]) -> Value:
+        """An element of a tensor that is folded over some axes, over which it has to vary: what
+        is expanded along them is read as it is in memory."""
+        found = self.load(value, subs)
+        if all(axis is ZERO or str(axis) in axes_of(found.type) for axis in over):
+            return found
+        return self.one(loop.Load(self.param(value), tuple(subs)), "t")
+
     def through(self, value: Value, subs: Sequence[Sub], mask: Grid,
                 fill: float | int | bool) -> Value | None:
         """The element, read through a widening cast or an index, which cost nothing here."""
@@ -190,7 +198,8 @@ def _reduce(m: _Maker, op: Reduce) -> None:
     kept = m.grid([n for at, n in enumerate(shape) if at not in op.axes])
     folded = m.grid([n for at, n in enumerate(shape) if at in op.axes])
     free, gone = iter(kept), iter(folded)
-    value = m.load(op.x, [next(gone if at in op.axes else free) for at in range(len(shape))])
+    value = m.varying(op.x, [next(gone if at in op.axes else free) for at in range(len(shape))],
+                      folded)
     for axis in reversed(folded):
         if axis is not ZERO:
             value = _fold(m, op.monoid, value, axis)
@@ -206,12 +215,13 @@ def _contract(m: _Maker, op: Contract) -> None:
     sizes = op.sizes()
     names = [*op.out_axes, *(a for a in sizes if a not in op.out_axes)]
     at = dict(zip(names, m.grid([sizes[a] for a in names]), strict=True))
+    gone = [at[x] for x in names[len(op.out_axes):] if at[x] is not ZERO]
     a = m.load(op.a, [at[x] for x in op.a_axes])
-    b = m.load(op.b, [at[x] for x in op.b_axes])
+    b = m.varying(op.b, [at[x] for x in op.b_axes],
+                  [axis for axis in gone if str(axis) not in axes_of(a.type)])
     inner = [x for x in op.out_axes if at[x] is not ZERO][-1:]
     if SCALARS[op.product].commutative and set(inner) <= set(op.a_axes) - set(op.b_axes):
         a, b = b, a  # the second operand is the one that varies over the last axis
-    gone = [at[x] for x in names[len(op.out_axes):] if at[x] is not ZERO]
     if gone:
         axis = str(gone[-1])
         value = m.one(loop.Contract(op.combine, op.product, a, b, axis, m.axes[axis], op.acc))

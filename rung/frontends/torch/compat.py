@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from typing import Any
 
 import torch
 from torch import fx
 from torch._decomp import get_decompositions
+from torch._decomp.decompositions import upsample_compute_output_size
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import unset_fake_temporarily
@@ -52,15 +54,32 @@ def as_kernels(packets: Sequence[Any]) -> Iterator[None]:
     """While tracing, these operators are themselves and not what they could be written as."""
     keys = torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd
     taken = []
-    for op in (getattr(p, o) for p in packets for o in p.overloads()):
+    for op in (getattr(p, o) for p in packets for o in ("default", "vec")):
         taken.append((op, {k: op.py_kernels.pop(k) for k in keys if k in op.py_kernels}))
+        if op._overloadname == "vec":
+            op.py_kernels.update(dict.fromkeys(keys, partial(_resampled, op._overloadpacket)))
         op._dispatch_cache.clear()
     try:
         yield
     finally:
         for op, kernels in taken:
+            for key in keys:
+                op.py_kernels.pop(key, None)
             op.py_kernels.update(kernels)
             op._dispatch_cache.clear()
+
+
+output_size: Callable[..., list[Any]] = upsample_compute_output_size
+
+
+def _resampled(packet: Any, x: torch.Tensor, size: Any, *rest: Any) -> torch.Tensor:
+    """The overload that takes a size or factors, by the one that takes both; sizes may be
+    symbolic, which torch's own does not allow."""
+    *corners, factors = rest
+    shape = output_size(x.size(), size, factors)
+    scales = [None] * len(shape) if factors is None else factors
+    made: torch.Tensor = packet.default(x, shape, *corners, *scales)
+    return made
 
 
 def untraced(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,7 +15,7 @@ from rung.frontends.torch.emit import Emit, Number, axis_exprs
 from rung.frontends.torch.shapes import product
 from rung.tensor.ir import Contract, shape_of
 
-LONG = 1 << 13  # terms from which a sum that runs on and on in float32 is too far off
+LONG = 1 << 13  # terms of a sum that are many
 Dims = int | Sequence[int] | None
 Build = Callable[..., Value | tuple[Value, ...]]
 
@@ -33,10 +33,12 @@ def mean(e: Emit, x: Value, dims: Dims = None, keep: bool = False, *_: object) -
 
 
 def terms(e: Emit, x: Value, axes: Sequence[int]) -> Value:
-    """What a sum adds up: many numbers in float64, where torch has a tree of partial sums."""
-    a = e.operand(x, e.dtype)
-    count = product([shape_of(x)[n] for n in axes]).const_value or 0
-    return e.value(a, F64) if dtype_of(a.type) is F32 and count >= LONG else a
+    """What a sum adds up: in float64 where torch's tree of partial sums is much nearer than one
+    sum that runs on in float32, for many numbers and for all of a tensor, which costs no time."""
+    a, size = e.operand(x, e.dtype), shape_of(x)
+    count = product([size[n] for n in axes]).const_value or 0
+    far = count >= LONG or len(axes) == len(size)
+    return e.value(a, F64) if dtype_of(a.type) is F32 and far and size else a
 
 
 def narrowed(e: Emit, x: Value, n: int = 0) -> Value:
