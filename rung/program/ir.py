@@ -141,15 +141,19 @@ class Write(Op):
 
 @dataclass(frozen=True, eq=False)
 class Check(Op):
-    """Raises `error` unless every element of `value` lies in lo <= v < hi."""
+    """Raises `error` unless every element of `value` lies in lo <= v < hi.
+
+    `node` is the result of the call that is checked so, by which the user's line is found.
+    """
 
     value: Value
     lo: Expr
     hi: Expr
     error: str
     message: str
+    node: str = ""
     keyword: ClassVar[str] = "check"
-    form: ClassVar[str] = "check {value} in {lo}..{hi} else {error} {message}"
+    form: ClassVar[str] = "check {value} in {lo}..{hi} else {error} {message}< for {node}>"
     effect: ClassVar[Effect] = Effect.RAISES
 
     def check(self) -> None:

@@ -15,7 +15,9 @@ from torch import Tensor, nn
 
 from rung.core import origins
 from rung.core.errors import Unsupported
-from rung.frontends.torch import backend
+from rung.core.op import Value
+from rung.frontends.torch import aten, backend
+from rung.frontends.torch.emit import Emit
 from rung.program.ir import Check, Write
 
 F32, BF16 = torch.float32, torch.bfloat16
@@ -165,6 +167,20 @@ def test_an_error_leaves_the_cache_alone(pipeline: OraclePipeline) -> None:
     with torch.no_grad(), pytest.raises(IndexError, match="out of bounds for dimension 0"):
         compiled(model)(torch.randn(1, 8), torch.tensor([16]), torch.randn(1))
     assert not model.keys.any()
+
+
+def test_an_entry_can_refuse_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
+    def quotient(e: Emit, x: Value, y: Value) -> Value:
+        x, y = (e.expand(v, e.shape) for v in (x, y))
+        e.check_nonzero(y)
+        return e.map("sub", x, y)
+
+    entry = aten.Entry(str(torch.ops.aten.gcd.default._schema), quotient)
+    monkeypatch.setitem(aten.TABLE, "aten.gcd.default", entry)
+    run, x = compiled(torch.gcd), torch.arange(6).view(2, 3)
+    assert torch.equal(run(x, torch.tensor([1, 2, 3])), x - torch.tensor([1, 2, 3]))
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        run(x, torch.tensor([1, 0, 3]))
 
 
 class Net(nn.Module):

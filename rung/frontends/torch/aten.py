@@ -29,7 +29,7 @@ from rung.frontends.torch.indexing import INDEXING
 from rung.frontends.torch.pointwise import POINTWISE
 from rung.frontends.torch.reductions import COMPOSITES, REDUCTIONS
 from rung.frontends.torch.views import MOVES, VIEWS
-from rung.program.ir import Call, Composite, Return
+from rung.program.ir import Call, Check, Composite, Return
 
 
 @dataclass(frozen=True)
@@ -103,6 +103,8 @@ class _Lowering:
         names = {v: replace(v, name=old.name) for old, v in
                  zip(call.results, values, strict=True) if v in made}
         for op in _named(inner.ops, names):
+            if isinstance(op, Check):
+                op = replace(op, node=call.results[0].name)
             self.builder.ops.append(op)
             for part in walk(Block((), (op,))):
                 origins.derive(part.results, call.results)

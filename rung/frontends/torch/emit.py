@@ -1,6 +1,10 @@
 """What the entries of the table build with: ops of one call, conversions put where torch has them.
 
 Arithmetic on bf16 happens in f32: operands are upcast, the result is rounded by an implicit cast.
+
+An entry whose ATen op raises for some elements says so by `e.check(at, low, high, "IndexError",
+message)` or, for a divisor, `e.check_nonzero(y)`: eager's exception is then raised before any
+argument is written.
 """
 
 from __future__ import annotations
@@ -31,6 +35,7 @@ from rung.core.types import (
 from rung.frontends.torch import shapes
 from rung.frontends.torch.calls import DTYPES
 from rung.frontends.torch.importer import TORCH_DTYPES
+from rung.program.ir import Check
 from rung.tensor.ir import Full, Index, Reduce, axis_names, shape_of
 
 LOWERED = (F64, F32, BF16, I64, I32, BOOL)
@@ -157,6 +162,18 @@ class Emit:
     def expanded(self, shape: Sequence[Expr], *values: Value) -> list[Value]:
         """Tensors broadcast to `shape`; constants stay scalars."""
         return [self.expand(v, shape) if isinstance(v.type, TensorType) else v for v in values]
+
+    # ---- checks
+    def check(self, x: Value, low: Expr, high: Expr, error: str, message: str) -> None:
+        """Raise `error`, one of `program.ir.ERRORS`, unless low <= v < high for all of `x`."""
+        if dtype_of(x.type) not in (I32, I64, BOOL):
+            raise Unsupported(f"a check of {x.type}")
+        self.builder.add(Check(x, low, high, error, message))
+
+    def check_nonzero(self, x: Value) -> None:
+        """Raise as torch does where integers are divided by 0."""
+        self.check(self.map("ne", x, 0), Expr.of(1), Expr.of(2), "RuntimeError",
+                   "ZeroDivisionError")
 
     # ---- reductions
     def axes(self, x: Value, dim: int | Sequence[int] | None) -> tuple[int, ...]:

@@ -10,7 +10,6 @@ from rung.core.op import Value
 from rung.core.types import I32, I64, dtype_of
 from rung.frontends.torch.emit import Emit, dimension
 from rung.frontends.torch.shapes import product
-from rung.program.ir import Check
 from rung.tensor.ir import Gather, Scatter, shape_of
 
 Build = Callable[..., Value]
@@ -19,7 +18,7 @@ Build = Callable[..., Value]
 def check(e: Emit, at: Value, low: Expr, high: Expr, error: str, message: str) -> None:
     if dtype_of(at.type) not in (I32, I64):
         raise Unsupported(f"an index of type {at.type}")
-    e.builder.add(Check(at, low, high, error, message))
+    e.check(at, low, high, error, message)
 
 
 def wrapped(e: Emit, at: Value, dim: int, size: Expr) -> Value:
