@@ -11,14 +11,16 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
-from rung.core.config import PRECISIONS, Settings
+from rung.core.config import Settings
 from rung.core.errors import RungError
+from rung.core.options import Options
 
 PASSED, FAILED, USAGE, PIPE, INTERRUPTED = 0, 1, 2, 141, 130
 RUNGS = ("torch", "program", "tensor", "loop", "tile", "kernel", "source")
-WHAT = "-c EXPR, or FILE.py:BUILD"
+Report = str | tuple[str, bool]  # the text for stdout, and whether it reports no failure
+Result = TypeVar("Result", bound=Report)
 
 
 class Parser(argparse.ArgumentParser):
@@ -37,7 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain(str(error), USAGE)
     args = parser().parse_args(argv)
     try:
-        text = args.run(args)
+        found = args.run(args)
+        text, fine = found if isinstance(found, tuple) else (found, True)
         sys.stdout.write(text)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader has seen enough; Python must not flush again at exit
@@ -54,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         return _complain(f"a bug in rung: {type(error).__name__}: {error} (RUNG_DEBUG=1 shows "
                          f"where)", FAILED)
-    return PASSED
+    return PASSED if fine else FAILED
 
 
 def _complain(message: str, code: int) -> int:
@@ -83,7 +86,20 @@ def _explain(args: argparse.Namespace) -> str:
     return _of_a_function(args, explain.explain)
 
 
-def _of_a_function(args: argparse.Namespace, run: Callable[..., str]) -> str:
+def _bisect(args: argparse.Namespace) -> Report:
+    from rung.tools import bisect
+
+    return _of_a_function(args, bisect.bisect)
+
+
+def _doctor(args: argparse.Namespace) -> Report:
+    from rung.tools import doctor
+
+    with redirect_stdout(sys.stderr):
+        return doctor.doctor()
+
+
+def _of_a_function(args: argparse.Namespace, run: Callable[..., Result]) -> Result:
     from rung.tools import given, show
 
     request = show.Request(getattr(args, "rung", "all"), args.target, args.train, args.mapping)
@@ -129,12 +145,15 @@ def parser() -> Parser:
     _target_option(opt)
     opt.add_argument("--run", dest="run_it", action="store_true",
                      help="run the text before and after on random arguments, and compare")
+    _function_options(_command(commands, "bisect", "name the first pass that changes the result",
+                               _bisect))
+    _command(commands, "doctor", "tell whether this machine has what rung needs", _doctor)
     _bench_options(_command(commands, "bench", "measure against eager and Inductor", _bench))
     return made
 
 
 def _command(commands: argparse._SubParsersAction[Parser], name: str, text: str,
-             run: Callable[[argparse.Namespace], str]) -> Parser:
+             run: Callable[[argparse.Namespace], Report]) -> Parser:
     made = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
     made.set_defaults(run=run)
     return made
@@ -187,11 +206,9 @@ def _version() -> str:
 
 def _epilog() -> str:
     """The options of torch.compile's `options=` and the environment's variables."""
-    options = [("target", f"{', '.join(_targets())}"), ("precision", " or ".join(PRECISIONS)),
-               ("mappings", "a file of mappings to use, by kernel"),
-               ("strict", "raise where a graph would otherwise run without rung")]
-    rows = [f"  {name:<16} {text}" for name, text in options]
-    rows += ["", "environment variables:"]
+    rows = [f"  {name:<16} {text} ({kind}, default: {default})"
+            for name, kind, default, text in Options.describe()]
+    rows += [f"  {'':<16} targets: {', '.join(_targets())}", "", "environment variables:"]
     rows += [f"  {name:<16} {text} (default: {default})"
              for name, text, default in Settings.describe()]
     return "\n".join(['options of torch.compile(model, backend="rung", options={...}):', *rows,

@@ -286,7 +286,7 @@ def _compare(step: Pass, before: Module, after: Module, context: Context) -> Non
     if inputs is None or work > SLOW or Effect.RNG in effects:
         trace.emit("declined", "check", step.name, "too large, or random")
         return
-    check.compare(before, after, inputs, step.kind == "exact", step.name)
+    check.compare(before, after, inputs, step.kind == "exact", f"{step.rung}.{step.name}")
 
 
 # --- for the torch backend

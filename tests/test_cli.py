@@ -8,11 +8,14 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from rung import cli
+from rung.core.options import MODES, Options
 
 RELU_MM = "torch.relu((torch.randn(20, 12) + torch.randn(12)) @ torch.randn(12, 16))"
 OURS = ("program", "tensor", "loop", "tile", "kernel")
@@ -38,13 +41,14 @@ def rung(capsys: pytest.CaptureFixture[str]):  # type: ignore[no-untyped-def]
 def test_help_lists_commands_options_and_variables(rung) -> None:
     code, out, err = rung("--help")
     assert (code, err) == (0, "")
-    for word in ("show", "explain", "opt", "bench", "precision", "strict", "RUNG_CACHE_DIR", "CC"):
+    for word in ("show", "explain", "opt", "bisect", "doctor", "bench", "RUNG_CACHE_DIR", "CC",
+                 *(f.name for f in fields(Options)), *MODES):
         assert word in out
 
 
 @pytest.mark.parametrize(("args", "says"), [
     ((), "COMMAND"),
-    (("shw",), "'show', 'explain', 'opt', 'bench'"),
+    (("shw",), "'show', 'explain', 'opt', 'bisect', 'doctor', 'bench'"),
     (("show",), "-c FILE.py:BUILD"),
     (("show", "-c", "torch.randn(3)", "--rung", "lop"), "'loop'"),
     (("show", "-c", "torch.randn(3).exp()", "--target", "gpu"), "cpu.avx2"),
@@ -268,6 +272,24 @@ def test_opt_points_at_what_it_cannot_read(rung, tmp_path: Path) -> None:
     code, out, err = rung("opt", str(path))
     assert (code, out) == (1, "")
     assert f"{path}:2:" in err
+
+
+# --- bisect and doctor
+
+def test_bisect_tells_each_pass(rung) -> None:
+    code, out, err = rung("bisect", "-c", RELU_MM)
+    assert (code, err) == (0, "")
+    assert "  loop.fuse                ok\n" in out
+    assert out.endswith("no pass changes the result\n")
+
+
+def test_doctor_fails_where_something_is_missing(rung, settings: Callable[..., None]) -> None:
+    code, out, err = rung("doctor")
+    assert (code, err) == (0, "") and out.endswith("all is well\n")
+    settings(cc="no-such-compiler")
+    code, out, err = rung("doctor")
+    assert (code, err) == (1, "")
+    assert "no  compiler" in out
 
 
 # --- bench

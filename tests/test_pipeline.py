@@ -18,8 +18,8 @@ from rung import pipeline
 from rung.core import trace
 from rung.core.errors import MappingError, Unsupported, VerifyError
 from rung.core.op import Block, Func
+from rung.core.options import Options
 from rung.core.parse import parse_module
-from rung.frontends.torch.backend import Options
 from rung.program.ir import Module
 from rung.targets.base import UnknownTarget, target
 from rung.tile.mapping import parse_mapping

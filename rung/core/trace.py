@@ -7,6 +7,7 @@ declined with a reason, alternatives were priced, a graph was compiled. `rung ex
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -16,13 +17,15 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Event:
-    """`kind` is ran | fired | declined | priced | compiled; `subject` names what it is about."""
+    """`kind` is ran | fired | declined | priced | compiled; `subject` names what it is about;
+    `module` is the one that tells."""
 
     kind: str
     place: str
     subject: str
     detail: str = ""
     data: dict[str, Any] = field(default_factory=dict)
+    module: str = ""
 
 
 _listener: ContextVar[list[Event] | None] = ContextVar("rung_trace", default=None)
@@ -37,15 +40,19 @@ def emit(kind: str, place: str, subject: str, detail: str = "", **data: Any) -> 
     """Record one event; costs a dictionary lookup when nobody listens."""
     events = _listener.get()
     if events is not None:
-        events.append(Event(kind, place, subject, detail, data))
+        module = sys._getframe(1).f_globals["__name__"]
+        events.append(Event(kind, place, subject, detail, data, module))
 
 
 @contextmanager
 def listen() -> Iterator[list[Event]]:
-    """Collect the events of the enclosed code (of this thread)."""
+    """Collect the events of the enclosed code (of this thread); who listens around it hears them
+    too, afterwards."""
     events: list[Event] = []
-    token = _listener.set(events)
+    around, token = _listener.get(), _listener.set(events)
     try:
         yield events
     finally:
         _listener.reset(token)
+        if around is not None:
+            around += events

@@ -34,6 +34,21 @@ def fit(x: torch.Tensor, shape: Sequence[int], strides: Sequence[int],
     return made.copy_(small).expand(tuple(shape))
 
 
+def cloned(args: Sequence[Any]) -> list[Any]:
+    """Copies of the tensors among `args`, with their strides; those that share memory still do."""
+    memory: dict[int, torch.UntypedStorage] = {}
+    copies = []
+    for x in args:
+        if isinstance(x, torch.Tensor) and x.layout is torch.strided:
+            old: Any = x.untyped_storage()
+            if old._cdata not in memory:
+                memory[old._cdata] = old.clone()
+            x = torch.empty(0, dtype=x.dtype, device=x.device).set_(
+                memory[old._cdata], x.storage_offset(), x.size(), x.stride())
+        copies.append(x)
+    return copies
+
+
 def leaves(out: Any) -> list[Any]:
     """The results of a call without structure and without those that are None."""
     return [leaf for leaf in tree_leaves(out) if leaf is not None]

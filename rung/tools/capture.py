@@ -18,19 +18,26 @@ from rung.core.errors import RungError
 from rung.frontends.torch import compat
 from rung.frontends.torch.backend import DECOMPOSED, as_it_is
 from rung.frontends.torch.importer import TORCH, Imported, import_graph
-from rung.tools.given import Given, UserError, inputs_of
+from rung.runtime.tensors import cloned
+from rung.tools.given import SEED, Given, UserError, inputs_of
 
 
 @dataclass(frozen=True)
 class Graph:
     """One graph of AOTAutograd; `refused` is why it has no program. `kind` is inference, forward
-    or backward; `hints` are the sizes of the arguments at hand."""
+    or backward; `hints` are the sizes of the arguments at hand, `inputs` copies of the first
+    call's arguments, where those were asked for."""
 
     kind: str
-    code: str
+    module: fx.GraphModule
     imported: Imported | None
     refused: str
     hints: dict[str, int]
+    inputs: list[Any] = field(default_factory=list)
+
+    @property
+    def code(self) -> str:
+        return str(self.module.print_readable(print_output=False))
 
 
 @dataclass(frozen=True)
@@ -49,16 +56,17 @@ class Capture:
     breaks: list[Break] = field(default_factory=list)
 
 
-def capture(given: Given, train: bool = False) -> Capture:
-    """Compile and run `given` once; UserError if that fails."""
+def capture(given: Given, train: bool = False, inputs: bool = False) -> Capture:
+    """Compile and run `given` once, with copies of each graph's inputs; UserError if that fails."""
     found = Capture()
     torch._dynamo.reset()
     breaks = compat.break_reasons()
     before = len(breaks)
 
-    def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        forward, inference = (partial(_record, found, kind) for kind in ("forward", "inference"))
-        return compat.compile_graphs(gm, inputs, forward, inference, DECOMPOSED)
+    def backend(gm: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
+        forward, inference = (partial(_record, found, inputs, kind)
+                              for kind in ("forward", "inference"))
+        return compat.compile_graphs(gm, examples, forward, inference, DECOMPOSED)
 
     compiled = torch.compile(given.function, backend=backend)
     try:
@@ -83,10 +91,12 @@ def _run(compiled: Callable[..., Any], given: Given, train: bool) -> None:
     outputs = [y for y in inputs_of((compiled(*given.args),)) if y.requires_grad]
     if not outputs:
         raise UserError("no result needs a gradient, so there is nothing to train")
-    torch.autograd.backward(outputs, [torch.ones_like(y) for y in outputs])
+    torch.manual_seed(SEED)
+    torch.autograd.backward(outputs, [torch.randn_like(y) for y in outputs])
 
 
-def _record(found: Capture, kind: str, gm: fx.GraphModule, inputs: Sequence[Any]) -> compat.Boxed:
+def _record(found: Capture, keep: bool, kind: str, gm: fx.GraphModule,
+            examples: Sequence[Any]) -> compat.Boxed:
     """A compiler for AOTAutograd that keeps the graph and runs it as it is."""
     if any(n.op == "placeholder" and n.name.startswith("tangents_") for n in gm.graph.nodes):
         kind = "backward"
@@ -96,9 +106,15 @@ def _record(found: Capture, kind: str, gm: fx.GraphModule, inputs: Sequence[Any]
             imported = import_graph(gm, kind, compat.static_inputs())
         except RungError as error:
             refused = f"{type(error).__name__}: {error}"
-    code = gm.print_readable(print_output=False)
-    found.graphs.append(Graph(kind, code, imported, refused, _hints(gm)))
-    return as_it_is(gm)
+    graph = Graph(kind, gm, imported, refused, _hints(gm))
+    found.graphs.append(graph)
+    run = as_it_is(gm)
+
+    def keeping(args: list[Any]) -> Sequence[Any]:
+        if not graph.inputs:
+            graph.inputs.extend(cloned(args))
+        return run(args)
+    return compat.boxed(keeping) if keep else run
 
 
 def _hints(gm: fx.GraphModule) -> dict[str, int]:

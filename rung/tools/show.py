@@ -73,9 +73,7 @@ def modules(graph: Graph, machine: Target, request: Request) -> Iterator[tuple[s
     """(rung, module) of a graph, from `program` down."""
     if graph.imported is None:
         raise RungError(f"the {graph.kind} graph stays with torch: {graph.refused}")
-    module = Module((graph.imported.func,))
-    context = Context(machine, Settings.from_environment().precision, graph.hints,
-                      read_mappings(request.mapping))
+    module, context = Module((graph.imported.func,)), context_of(graph, machine, request)
     for step, after in zip(PASSES, (*PASSES[1:], None), strict=True):
         try:
             module = run_pass(step, module, context)
@@ -86,6 +84,12 @@ def modules(graph: Graph, machine: Target, request: Request) -> Iterator[tuple[s
                                 ) from error
         if after is None or after.rung != step.rung:
             yield step.rung, module
+
+
+def context_of(graph: Graph, machine: Target, request: Request) -> Context:
+    """What the passes may ask about, for a graph of the command line."""
+    return Context(machine, Settings.from_environment().precision, graph.hints,
+                   read_mappings(request.mapping))
 
 
 def module_at(graph: Graph, machine: Target, request: Request) -> Module:

@@ -312,6 +312,26 @@ def test_options_are_checked(options: dict[str, Any], message: str) -> None:
         torch.compile(relu_mm, backend=backend.rung, options=options)(*relu_mm_inputs(3, F32))
 
 
+def test_modes_run_and_say_that_they_change_nothing(
+        pipeline: OraclePipeline, caplog: pytest.LogCaptureFixture) -> None:
+    backend.reset()
+    x, y, z = relu_mm_inputs(3, F32)
+    with caplog.at_level(logging.WARNING, logger="rung"), torch.no_grad():
+        for _ in range(2):
+            torch._dynamo.reset()
+            backend._warned.update(m for m in caplog.messages)
+            run = torch.compile(relu_mm, backend=backend.rung, mode="max-autotune")
+            check_close(run(x, y, z), relu_mm(x, y, z))
+    assert caplog.messages == ["mode 'max-autotune' does what 'default' does: mappings are chosen "
+                               "by price, and none is measured"]
+
+
+def test_an_unknown_mode_names_those_that_exist() -> None:
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="no mode 'fast'; it has default, reduce-overhead"):
+        torch.compile(relu_mm, backend=backend.rung, mode="fast")(*relu_mm_inputs(3, F32))
+
+
 def test_options_reach_the_pipeline(pipeline: OraclePipeline) -> None:
     compiled(relu_mm, precision="eager", target="cpu.base")(*relu_mm_inputs(3, F32))
     (options,) = pipeline.options

@@ -10,7 +10,6 @@ import importlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
@@ -18,13 +17,14 @@ import torch
 from torch import fx
 
 from rung.core import trace
-from rung.core.config import PRECISIONS, Settings
 from rung.core.errors import LoweringError, RungError
 from rung.core.expr import Expr
 from rung.core.op import Value
+from rung.core.options import MODES, Options
 from rung.core.types import INDEX
 from rung.frontends.torch import compat
 from rung.frontends.torch.importer import Imported, import_graph
+from rung.frontends.torch.telling import told
 from rung.targets.base import TARGETS
 
 log = logging.getLogger("rung")
@@ -39,50 +39,14 @@ DECOMPOSED = [
 """Operators that torch may write out in terms of others: those whose parts are all in the table."""
 
 
-@dataclass(frozen=True)
-class Options:
-    """`options=` of torch.compile.
-
-    target: the machine to compile for, whatever device the tensors are on; this and precision are
-    the environment's by default.
-    precision: "default" keeps chains of bf16 ops in f32, "eager" rounds wherever eager does.
-    mappings: a file of mappings to use. strict: raise where a graph would otherwise fall back.
-    """
-
-    target: str = "cpu"
-    precision: str = "default"
-    mappings: str = ""
-    strict: bool = False
-
-    @staticmethod
-    def of(given: Mapping[str, object]) -> Options:
-        """Checked options; ValueError or TypeError names what is known."""
-        settings = Settings.from_environment()
-        defaults = {f.name: f.default for f in fields(Options)} | {
-            "target": settings.target or "cpu", "precision": settings.precision}
-        for name, value in given.items():
-            if name not in defaults:
-                raise ValueError(f"rung has no option {name!r}; it has {', '.join(defaults)}")
-            kind = type(defaults[name])
-            if not isinstance(value, kind):
-                raise TypeError(f"rung's option {name} is a {kind.__name__}, not {value!r}")
-        made = Options(**{**defaults, **given})  # type: ignore[arg-type]
-        _one_of("target", made.target, tuple(TARGETS))
-        _one_of("precision", made.precision, PRECISIONS)
-        return made
-
-
-def _one_of(name: str, value: str, known: Sequence[str]) -> None:
-    if value not in known:
-        raise ValueError(f"rung has no {name} {value!r}; it has {', '.join(known)}")
-
-
 def rung(gm: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None,
          options: Mapping[str, object] | None = None) -> Callable[..., Any]:
     """Compile one graph of Dynamo, its backward included."""
-    if mode not in (None, "default"):
-        raise ValueError(f"rung has no mode {mode!r}; use options={{...}}")
-    compiler = partial(compile_graph, options=Options.of(options or {}))
+    given = {"mode": mode} if mode else {}
+    chosen = Options.of(given | dict(options or {}), tuple(TARGETS))
+    if why := MODES[chosen.mode]:
+        _warn_once(f"mode {chosen.mode!r} does what 'default' does: {why}")
+    compiler = partial(compile_graph, options=chosen)
     return compat.compile_graphs(gm, example_inputs, compiler, compiler, DECOMPOSED)
 
 
@@ -93,13 +57,14 @@ def reset() -> None:
 
 rung.reset = reset  # type: ignore[attr-defined]
 _warned: set[str] = set()
+DEFAULTS = Options()
 
 
 def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any],
-                  options: Options = Options()) -> compat.Boxed:
+                  options: Options = DEFAULTS) -> compat.Boxed:
     """A boxed callable for one ATen graph; the graph itself where Rung declines it."""
     try:
-        with compat.unset_fake_temporarily(), _own_errors():
+        with compat.unset_fake_temporarily(), told(), _own_errors():
             imported = import_graph(gm, static=compat.static_inputs())
             pipeline: Any = importlib.import_module("rung.pipeline")
             run = pipeline.compile_program(imported.func, options, imported.constants,
@@ -126,9 +91,13 @@ def _own_errors() -> Iterator[None]:
 def _fall_back(error: RungError) -> None:
     reason = f"{type(error).__name__}: {error}"
     trace.emit("declined", "backend", "graph", reason)
-    if reason not in _warned:
-        _warned.add(reason)
-        log.warning("a graph runs without rung: %s", reason)
+    _warn_once(f"a graph runs without rung: {reason}")
+
+
+def _warn_once(message: str) -> None:
+    if message not in _warned:
+        _warned.add(message)
+        log.warning("%s", message)
 
 
 def as_it_is(gm: fx.GraphModule) -> compat.Boxed:

@@ -19,11 +19,14 @@ from torch._functorch.aot_autograd import aot_module_simplified
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+SUPPORTED = (2, 11), (2, 14)  # the first and last minor version of torch
+
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 Boxed = Callable[[list[Any]], Sequence[Any]]
 
-__all__ = ["Boxed", "Compiler", "boxed", "break_reasons", "compile_graphs", "is_signed",
-           "size_expr", "static_inputs", "unset_fake_temporarily"]
+__all__ = ["SUPPORTED", "Boxed", "Compiler", "boxed", "break_reasons", "compile_graphs",
+           "is_signed", "is_traced", "size_expr", "static_inputs", "trace_artifact",
+           "unset_fake_temporarily"]
 
 
 def compile_graphs(gm: fx.GraphModule, example_inputs: Sequence[Any], forward: Compiler,
@@ -107,6 +110,19 @@ def break_reasons() -> list[Any]:
     output: Any = import_module("torch._dynamo.output_graph")
     found: list[Any] = output.graph_break_reasons
     return found
+
+
+def is_traced() -> bool:
+    """Whether TORCH_TRACE asks for structured logs."""
+    logs: Any = import_module("torch._logging._internal")
+    return bool(logs.trace_log.handlers)
+
+
+def trace_artifact(name: str, text: str) -> None:
+    """A text of the graph that is being compiled, for TORCH_TRACE."""
+    logs: Any = import_module("torch._logging._internal")
+    logs.trace_structured("artifact", metadata_fn=lambda: {"name": name, "encoding": "string"},
+                          payload_fn=lambda: text)
 
 
 def size_expr(size: torch.SymInt) -> Any:

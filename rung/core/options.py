@@ -1,0 +1,71 @@
+"""What a user sets for one `torch.compile` call: the table of options, as a frozen `Options`.
+
+A new option is one field with its meaning; `rung --help`, the checks and the messages follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from rung.core.config import PRECISIONS, Settings
+
+MODES = {
+    "default": "",
+    "reduce-overhead": "a call already runs no Python between kernels that could be left out",
+    "max-autotune": "mappings are chosen by price, and none is measured",
+}
+"""Names of torch.compile's modes, and why one does the same as "default"."""
+
+
+def _option(default: Any, meaning: str, known: Sequence[str] = ()) -> Any:
+    return field(default=default, metadata={"meaning": meaning, "known": tuple(known)})
+
+
+@dataclass(frozen=True)
+class Options:
+    """`options=` of torch.compile; the environment gives the defaults of target and precision."""
+
+    target: str = _option("cpu", "the machine to compile for, whatever device the tensors are on")
+    precision: str = _option("default", "eager rounds wherever eager does; default keeps chains of "
+                             "bf16 ops in f32", PRECISIONS)
+    mappings: str = _option("", "a file of mappings to use, by kernel")
+    strict: bool = _option(False, "raise where a graph would otherwise run without rung")
+    mode: str = _option("default", "as torch.compile(mode=...), which cannot stand beside options; "
+                        "all modes do the same so far", tuple(MODES))
+
+    @staticmethod
+    def of(given: Mapping[str, object], targets: Sequence[str]) -> Options:
+        """Checked options; ValueError or TypeError names what is known."""
+        settings = Settings.from_environment()
+        known = {f.name: f for f in fields(Options)}
+        values: dict[str, Any] = {"target": settings.target or "cpu",
+                                  "precision": settings.precision}
+        for name, value in given.items():
+            if name not in known:
+                raise ValueError(f"rung has no option {name!r}; it has {', '.join(known)}")
+            kind = type(known[name].default)
+            accepted = (int, float) if kind is float else kind
+            if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
+                raise TypeError(f"rung's option {name} is a {kind.__name__}, not {value!r}")
+            values[name] = value
+        for name, value in values.items():
+            _one_of(name, value, targets if name == "target" else known[name].metadata["known"])
+        return Options(**values)
+
+    @staticmethod
+    def describe() -> list[tuple[str, str, str, str]]:
+        """(name, type, default, meaning) of each option."""
+        return [(f.name, type(f.default).__name__, repr(f.default), _meaning(f.metadata))
+                for f in fields(Options)]
+
+
+def _meaning(metadata: Mapping[str, Any]) -> str:
+    known = ", ".join(metadata["known"])
+    return f"{metadata['meaning']} ({known})" if known else str(metadata["meaning"])
+
+
+def _one_of(name: str, value: object, known: Sequence[str]) -> None:
+    if known and value not in known:
+        raise ValueError(f"rung has no {name} {value!r}; it has {', '.join(known)}")

@@ -1,0 +1,155 @@
+"""`rung doctor`: does this machine have what Rung needs, and if not, what to do.
+
+Each line of the report is one thing: found or not, and where it fails, the way to mend it.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+
+import torch
+
+from rung.core.config import Settings
+from rung.core.errors import RungError
+from rung.frontends.torch.compat import SUPPORTED
+from rung.targets.cpu import build
+from rung.targets.cpu.machine import MACHINES, NEEDS, features, host
+
+PYTHONS = (3, 11), (3, 13)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was looked at and what was found; `remedy` is what to do where that will not do."""
+
+    name: str
+    found: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        mark = "no" if self.remedy else "ok"
+        line = f"{mark:<3} {self.name:<12} {self.found}"
+        return line + "".join(f"\n    {'':<12} {x}" for x in self.remedy.splitlines())
+
+
+def doctor() -> tuple[str, bool]:
+    """The report, and whether all is well."""
+    findings = [_safely(check) for check in CHECKS]
+    failed = sum(bool(f.remedy) for f in findings)
+    end = f"{failed} of {len(findings)} need attention" if failed else "all is well"
+    return "\n".join([*map(str, findings), end]) + "\n", not failed
+
+
+def _safely(check: Callable[[], Finding]) -> Finding:
+    try:
+        return check()
+    except Exception as error:  # the report must come out whatever is broken
+        name = check.__name__.strip("_").replace("_", " ")
+        first, *rest = str(error).splitlines() or [type(error).__name__]
+        return Finding(name, f"{type(error).__name__}: {first}", "\n".join(rest) or REPORT)
+
+
+REPORT = "please report this, with the output of `rung doctor`"
+
+
+def _python() -> Finding:
+    here, version = sys.version_info[:2], sys.version.split()[0]
+    if PYTHONS[0] <= here <= PYTHONS[1]:
+        return Finding("python", version)
+    return Finding("python", version, "Rung is for Python 3.11 to 3.13")
+
+
+def _torch() -> Finding:
+    here = tuple(int(x) for x in torch.__version__.split(".")[:2])
+    first, last = (".".join(map(str, x)) for x in SUPPORTED)
+    if SUPPORTED[0] <= here <= SUPPORTED[1]:
+        return Finding("torch", torch.__version__)
+    return Finding("torch", torch.__version__, f"install torch {first} to {last}: Rung takes "
+                   "private parts of torch, which change")
+
+
+def _backend() -> Finding:
+    found = [e for e in entry_points(group="torch_dynamo_backends") if e.name == "rung"]
+    if found:
+        return Finding("backend", f"torch.compile(backend=\"rung\") is {found[0].value}")
+    return Finding("backend", "torch does not know of rung", "pip install rung (or pip install -e "
+                   "in its source); a folder on PYTHONPATH is not enough")
+
+
+def _compiler() -> Finding:
+    command, version = build.compiler(), build.version()
+    title = version.splitlines()[0] if version else ""
+    if not title:
+        return Finding("compiler", f"{' '.join(command)} says nothing of its version",
+                       build.NO_COMPILER)
+    return Finding("compiler", f"{' '.join(command)}: {title}")
+
+
+def _openmp() -> Finding:
+    found = build.openmp()
+    return Finding("openmp", f"kernels share {found[-1]} with torch, {torch.get_num_threads()} "
+                   "threads") if found else Finding(
+        "openmp", "kernels run on one thread", "use GCC (RUNG_CC=gcc) and a torch with libgomp: "
+        "Clang's OpenMP is another library than GCC's")
+
+
+def _cpu() -> Finding:
+    chosen = host()
+    wider = [m.name for m in MACHINES.values() if not NEEDS[m.name] <= features()]
+    lacks = "".join(f"; no {', '.join(sorted(NEEDS[name] - features()))} for {name}"
+                    for name in wider)
+    return Finding("cpu", f"target {chosen.name}{lacks}")
+
+
+def _target() -> Finding:
+    settings = Settings.from_environment()
+    asked = settings.target or "cpu"
+    missing = NEEDS.get(asked, set()) - features()
+    if missing:
+        return Finding("target", asked, f"this CPU has no {', '.join(sorted(missing))}: choose "
+                       "another RUNG_TARGET")
+    return Finding("target", f"{asked}, precision {settings.precision}")
+
+
+def _cache() -> Finding:
+    asked, path = Settings.from_environment().cache_dir / "cpu", build.folder()
+    if path != asked:
+        return Finding("cache", f"{asked} cannot be used, so kernels are built anew in each "
+                       "process", f"make it a folder of your own that you can write to: mkdir -p "
+                       f"{asked}, or set RUNG_CACHE_DIR")
+    state = path.stat()
+    mode = stat.S_IMODE(state.st_mode)
+    if state.st_uid != os.getuid() or mode & 0o022:
+        return Finding("cache", f"{path} has mode {mode:04o}: others can put code there",
+                       f"chmod 700 {path}")
+    entries = [e for e in os.scandir(path) if e.name.endswith(".so")]
+    size = sum(e.stat().st_size for e in entries)
+    free = os.statvfs(path).f_bavail * os.statvfs(path).f_frsize
+    if free < 64 << 20:
+        return Finding("cache", f"{free >> 20} MiB are left for {path}", "make room, or set "
+                       "RUNG_CACHE_DIR to a folder on another disk")
+    return Finding("cache", f"{path}, mode {mode:04o}: {len(entries)} libraries, {size >> 10} KiB")
+
+
+def _kernel() -> Finding:
+    x, number = torch.linspace(-2, 2, 1001), os.getpid()  # a kernel that is in no cache
+
+    def example(x: torch.Tensor) -> torch.Tensor:
+        return torch.floor(x) + number
+    torch._dynamo.reset()
+    compiled = torch.compile(example, backend="rung", dynamic=False, options={"strict": True})
+    try:
+        wrong = not torch.equal(compiled(x), example(x))
+    except RungError as error:
+        return Finding("kernel", f"{type(error).__name__}: {error}", REPORT)
+    if wrong:
+        return Finding("kernel", "floor(x) + n gives another result than eager", REPORT)
+    return Finding("kernel", "floor(x) + n compiled, ran and agreed with eager")
+
+
+CHECKS = (_python, _torch, _backend, _compiler, _openmp, _cpu, _target, _cache, _kernel)

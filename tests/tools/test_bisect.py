@@ -1,0 +1,121 @@
+"""`rung bisect`: a bug planted in each pass is found there, and so is one below the passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rung import pipeline
+from rung.core.op import Block, Func, Op
+from rung.core.ops import Map
+from rung.frontends.torch import backend
+from rung.pipeline import Pass
+from rung.program.ir import Call, Module
+from rung.tools.bisect import bisect
+from rung.tools.check import WrongResult
+from rung.tools.given import Given, from_expression
+from rung.tools.show import Request
+
+BASE = Request(target="cpu.base")
+NAMES = [f"{p.rung}.{p.name}" for p in pipeline.PASSES]
+
+
+def function(x: Tensor, y: Tensor) -> Tensor:
+    return torch.floor(x) + y
+
+
+def given() -> Given:
+    torch.manual_seed(0)
+    return Given("function", function, (torch.randn(6, 9), torch.randn(9)))
+
+
+def with_a_bug(module: Module) -> Module:
+    """Its first addition subtracts."""
+    found = [False]
+
+    def changed(op: Op) -> Op:
+        match op:
+            case _ if found[0]:
+                return op
+            case Call(target="aten.add.Tensor"):
+                found[0], op = True, replace(op, target="aten.sub.Tensor")
+            case Map(fn="add"):
+                found[0], op = True, replace(op, fn="sub")
+            case _ if op.blocks():
+                op = op.map({}, lambda b: Block(b.args, tuple(map(changed, b.ops))))
+        return op
+
+    def func(f: Func) -> Func:
+        return f.with_ops([changed(op) for op in f.body.ops])
+    made = Module(tuple(map(func, module.programs)), tuple(map(func, module.kernels)))
+    assert found[0], f"there is nothing to break in\n{module}"
+    return made
+
+
+@pytest.fixture
+def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """`plant("loop.fuse")`: that pass also breaks the module."""
+    def change(name: str) -> None:
+        def bad(p: Pass) -> Pass:
+            return replace(p, run=lambda m, c: with_a_bug(p.run(m, c)))
+        monkeypatch.setattr(pipeline, "PASSES", tuple(
+            bad(p) if f"{p.rung}.{p.name}" == name else p for p in pipeline.PASSES))
+    return change
+
+
+def test_no_pass_is_wrong() -> None:
+    text, fine = bisect(given(), BASE)
+    assert fine
+    assert text.endswith("no pass changes the result\n")
+    assert [line.split()[0] for line in text.splitlines()[1:-1]] == [
+        "program.import", *NAMES, "source"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_bug_in_a_pass_is_found_there(name: str, plant: Callable[[str], None]) -> None:
+    plant(name)
+    text, fine = bisect(given(), BASE)
+    assert not fine
+    assert text.splitlines()[-1].startswith(f"{name} is the first wrong pass, in graph 1 of 1")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_checking_every_pass_finds_it_too(name: str, plant: Callable[[str], None],
+                                          settings: Callable[..., None]) -> None:
+    plant(name)
+    settings(check=True)
+    compiled = torch.compile(function, backend=backend.rung, fullgraph=True,
+                             options={"strict": True, "target": "cpu.base"})
+    with torch.no_grad(), pytest.raises(Exception, match=f"{name} changes result 0") as caught:
+        compiled(*given().args)
+    assert isinstance(getattr(caught.value, "inner_exception", caught.value), WrongResult)
+
+
+def test_a_bug_below_the_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    real: Any = pipeline.executable
+
+    def executable(stages: pipeline.Stages, constants: Any) -> Any:
+        run = real(stages, constants)
+        return lambda args: tuple(x + 1 for x in run(args))
+    monkeypatch.setattr(pipeline, "executable", executable)
+    text, fine = bisect(given(), BASE)
+    assert not fine
+    assert "source is the first wrong pass" in text
+
+
+def test_training_and_random_numbers() -> None:
+    text, fine = bisect(from_expression("F.dropout(torch.randn(5, 8), 0.5) * torch.randn(8)"),
+                        Request(target="cpu.base", train=True))
+    assert fine, text
+    assert "graph 2 of 2: backward" in text
+
+
+def test_gradients_that_cancel() -> None:
+    text, fine = bisect(from_expression("F.softmax(torch.randn(20, 12), -1).sum()"),
+                        Request(target="cpu.base", train=True))
+    assert fine, text
