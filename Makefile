@@ -20,7 +20,7 @@ PINS := $(VENV)/constraints.txt
 # OpenMP threads that spin while they wait stall a virtual machine for milliseconds, eager's too.
 WAIT ?= passive
 
-.PHONY: help demo test test-all lint bench size clean
+.PHONY: help demo test test-all sanitize lint bench size clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1 : \2/p' $(firstword $(MAKEFILE_LIST)) | column -t -s: 2>/dev/null \
@@ -33,7 +33,10 @@ test: lint  ## ruff, mypy --strict and the quick tests
 	$(PY) -m pytest -n 2
 
 test-all: lint  ## the same with the slow tests
-	$(PY) -m pytest -n 2 -m "slow or not slow"
+	$(PY) -m pytest -n 2 -m "not sanitize"
+
+sanitize: $(READY)  ## run the generated C under AddressSanitizer and UBSan, at odd sizes
+	$(PY) -m pytest -n 2 -m sanitize tests/test_sanitized.py
 
 lint: $(READY)  ## ruff and mypy --strict
 	$(PY) -m ruff check .

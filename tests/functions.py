@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn import functional as F
 
 Tensors = list[torch.Tensor]
 
@@ -81,6 +82,32 @@ CASES: dict[str, Case] = {
     "column_sum": Case(column_sum, lambda n, t: _draw(t, (n, 72)), (0, 0)),
     "floor_add": Case(floor_add, lambda n, t: _draw(t, (12, n)), (0, 1)),
     "cache_step": Case(cache_step, _step_args, (6, 2)),
+}
+
+
+# ---- graphs of several kernels: functions, and what makes their arguments
+def _block(x: torch.Tensor, g: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> Any:
+    h = F.layer_norm(x, (x.shape[-1],), g)
+    q, k = h @ w, x @ v
+    scores = torch.softmax((q @ k.transpose(-1, -2)).masked_fill(q.sum(-1, True) > 2, -1e4), -1)
+    return x + F.gelu(scores @ h), scores.amax(-1)
+
+
+def _pooled(x: torch.Tensor, w: torch.Tensor) -> Any:
+    y = torch.relu(x + x.flip(-1))
+    return y.mean((2, 3)) @ w, F.pad(y, (1, 2)).sum(0), torch.cat([x, y], 1)[:, ::2]
+
+
+def _gathered(w: torch.Tensor, i: torch.Tensor) -> Any:
+    e = F.embedding(i, w)
+    return e * torch.rsqrt(e.pow(2).mean(-1, keepdim=True) + 1e-5), e.sum(1), (i > 0).any(1)
+
+
+GRAPHS: dict[str, tuple[Callable[..., Any], Callable[[], list[torch.Tensor]]]] = {
+    "block": (_block, lambda: [torch.randn(5, 24), torch.randn(24), torch.randn(24, 24),
+                               torch.randn(24, 24)]),
+    "pooled": (_pooled, lambda: [torch.randn(3, 5, 4, 4), torch.randn(5, 6)]),
+    "gathered": (_gathered, lambda: [torch.randn(7, 12), torch.randint(0, 7, (3, 5))]),
 }
 
 

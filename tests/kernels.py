@@ -124,10 +124,10 @@ def differences(made: Made, sizes: Mapping[str, int] | None = None, seed: int = 
     with np.errstate(all="ignore"):
         loop.run_kernel(made.kernel, arrays, known)
     return [text for v in buffers_of(made.lowered)
-            if (text := _unlike(v, arrays[v.name], got[v.name]))]
+            if (text := unlike(v, arrays[v.name], got[v.name]))]
 
 
-def _unlike(value: Value, want: np.ndarray[Any, Any], got: np.ndarray[Any, Any]) -> str:
+def unlike(value: Value, want: np.ndarray[Any, Any], got: np.ndarray[Any, Any]) -> str:
     dtype = dtype_of(value.type)
     if not dtype.is_float:
         bad = want != got

@@ -22,6 +22,8 @@ _DEVICE: dict[str, Helper] = {
     **{name: _library(name) for name in (
         "exp", "exp2", "log", "tanh", "erf", "sqrt", "rsqrt", "floor", "ceil", "trunc")},
     **{f"{name}.f32": _library(name) for name in ("exp", "exp2", "log", "tanh", "erf")},
+    "to_i32": Helper("$F a", "return (int)a;", result="int"),
+    "to_i64": Helper("$F a", "return (long)a;", result="long"),
     "abs": _library("fabs"), "round": _library("rint"),
     "fma": _library("fma", "$F a, $F b, $F c"),
     "bits": Helper("$F a", "return __float_as_int(a);", result="$I"),

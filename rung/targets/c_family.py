@@ -20,7 +20,7 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 
 from rung.core.scalar import MONOIDS, SCALARS, round_bf16
-from rung.core.types import BF16, BOOL, F16, F32, F64, I8, I16, I32, I64, U8, DType
+from rung.core.types import BF16, BOOL, DTYPES, F16, F32, F64, I8, I16, I32, I64, U8, DType
 from rung.targets.c_math import HELPERS, Helper
 
 # C types of elements; the ones that are no DType are for use inside helpers.
@@ -162,6 +162,8 @@ class Prelude:
 
     def _convert(self, src: str, dst: str, lanes: int, arg: str) -> str:
         """Between element types, integers to integers in steps that the machine has."""
+        if lanes == 1 and src in ("f32", "f64") and dst in ("i32", "i64"):
+            return f"{self._helper(f'to_{dst}', DTYPES[src], 1)}({arg})"
         if lanes == 1:
             return f"({_ELEMENTS[dst]})({arg})"
         if src == dst:

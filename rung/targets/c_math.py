@@ -67,6 +67,14 @@ def _extreme(name: str, symbol: str) -> dict[str, Helper]:
     }
 
 
+def _integer(result: str, bits: int) -> Helper:
+    """What x86's conversion gives, also outside of the range (the least number), where C's is
+    undefined. Only for scalars: gcc makes the instruction of a vector's conversion."""
+    limit = f"0x1p{bits}"
+    return Helper("$F a", f"return a >= -{limit}$X && a < {limit}$X ? ({result})a : "
+                  f"({result})(1ul << {bits});", result=result)
+
+
 def _libm(name: str) -> Helper:
     return Helper("$F a", f"return __builtin_{name}$X(a);")
 
@@ -84,8 +92,9 @@ BASIC: dict[str, Helper] = {
     "bits": Helper("$F a", "union { $F f; $I i; } u = {a}; return u.i;", "return ($I)a;",
                    result="$I"),
     "unbits": Helper("$I a", "union { $I i; $F f; } u = {a}; return u.f;", "return ($F)a;"),
-    "toint": Helper("$F a", "return ($I)a;", "return __builtin_convertvector(a, $I);",
+    "toint.f32": Helper("$F a", "return $to_i32(a);", "return __builtin_convertvector(a, $I);",
                     result="$I"),
+    "to_i32": _integer("int", 31), "to_i64": _integer("long", 63),
     "toreal": Helper("$I a", "return ($F)a;", "return __builtin_convertvector(a, $F);"),
     # Three bit operations: gcc makes them a blend or masked moves, never a loop over lanes.
     "sel": Helper("$I m, $F a, $F b", "return m ? a : b;",
@@ -139,7 +148,7 @@ HALVES: dict[str, Helper] = {
   return $unbits(($I)((h & 0x8000) << 16) | r);"""),
     # Below 2^-14 adding 0.5 rounds to the unit of denormal halves; from 65520 on it is infinity.
     "to_f16": _both("$F a", """$I b = $bits(a) & 0x7fffffff;
-  $I r = ((b + 0xfff + ((b >> 13) & 1)) >> 13) - 0x1c000;
+  $I r = ($I)((($U)b + 0xfff + (($U)(b >> 13) & 1)) >> 13) - 0x1c000;
   r = $pick(b < 0x38800000, $bits($unbits(b) + 0.5f) - 0x3f000000, r);
   r = $pick(b >= 0x477ff000, $KI(0x7c00), r);
   r = $pick(a == a, r, $KI(0x7e00));
@@ -184,7 +193,8 @@ MATH: dict[str, Helper] = {
     # p * 2^n for whole n in [-150, 129], by two factors so that denormal results round once.
     "scale": Helper(
         "$F p, $F n", _SCALE := """$I k = $toint(n), h = k >> 1;
-  return p * $unbits((h + 127) << 23) * $unbits((k - h + 127) << 23);""", _SCALE,
+  $U a = ($U)(h + 127) << 23, b = ($U)(k - h + 127) << 23;
+  return p * $unbits(($I)a) * $unbits(($I)b);""", _SCALE,
         ((512, 512, "__builtin_ia32_scalef$S512_mask(p, n, p, -1, 4)"),
          (256, 512, "__builtin_ia32_scalef$S256_mask(p, n, p, -1)"),
          (128, 512, "__builtin_ia32_scalef$S128_mask(p, n, p, -1)"))),
@@ -213,7 +223,7 @@ MATH: dict[str, Helper] = {
   return $copysign($sel(a < 0.9f, small, large), x);"""),
     # x = 2^k (1 + f), 1 + f in [sqrt 1/2, sqrt 2]; log(1 + f) = f - f^2/2 + f^3 P(f).
     "log.f32": _both("$F x", f"""$I tiny = x < 0x1p-126f;
-  $I b = $bits($sel(tiny, x * 0x1p23f, x)) - 0x3f3504f3;
+  $I b = ($I)(($U)$bits($sel(tiny, x * 0x1p23f, x)) - 0x3f3504f3);
   $F k = $toreal(b >> 23) - $sel(tiny, $K(23.0f), $K(0.0f));
   $F f = $unbits((b & 0x7fffff) + 0x3f3504f3) - 1.0f, s = f * f;
   $F r = $fma(f * s, {_LOG_POLY}, k * -0x1.bd0106p-13f);
