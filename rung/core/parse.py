@@ -113,7 +113,7 @@ class Parser(Cursor):
         if self.peek(1) in (",", "="):
             names = self.listed(self.name)
             self.take("=")
-        cls = self.vocabulary.keyword(self.peek()) if self.peek(1) != "(" else None
+        cls = self.vocabulary.keyword(self.peek()) if not names or self.peek(1) != "(" else None
         if cls:
             self._formed(cls, names)
             return

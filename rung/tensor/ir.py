@@ -149,30 +149,44 @@ class Contract(Op):
 
 @dataclass(frozen=True, eq=False)
 class Gather(Op):
-    """x with dimension `dim` replaced by those of `at`: out[.., at.., ..] = x[.., at[..], ..]."""
+    """x with dimension `dim` replaced by those of `at`: out[.., at.., ..] = x[.., at[..], ..].
+
+    The first `batch` dimensions are the same ones in both: out[b, at.., ..] = x[b, at[b, ..], ..].
+    """
 
     x: Value
     dim: int
     at: Value
+    batch: int = 0
     keyword: ClassVar[str] = "gather"
-    form: ClassVar[str] = "gather {x} dim {dim} at {at}"
+    form: ClassVar[str] = "gather {x} dim {dim} at {at}< batch {batch}>"
 
     def infer(self) -> tuple[Type, ...]:
         shape = shape_of(self.x)
-        new = (*shape[: self.dim], *shape_of(self.at), *shape[self.dim + 1:])
+        new = (*shape[: self.dim], *shape_of(self.at)[self.batch:], *shape[self.dim + 1:])
         return (TensorType(dtype_of(self.x.type), new),)
 
     def check(self) -> None:
-        if not 0 <= self.dim < len(shape_of(self.x)):
+        shape = shape_of(self.x)
+        if not 0 <= self.dim < len(shape):
             raise VerifyError(f"dimension {self.dim} of {self.x.type}")
         if dtype_of(self.at.type).kind not in "iu":
             raise VerifyError(f"index {self.at.name} is {self.at.type}, not an integer")
+        if not 0 <= self.batch <= self.dim or (
+                shape[:self.batch] != shape_of(self.at)[:self.batch]):
+            raise VerifyError(f"{self.x.type} and {self.at.type} share no {self.batch} dimensions")
 
     def run(self, interp: Interp, *operands: Any) -> Any:
         x, at = operands
         if at.size and (at.min() < 0 or at.max() >= x.shape[self.dim]):
             raise IndexError(f"gather index out of range 0..{x.shape[self.dim]}")
-        return np.take(x, at, axis=self.dim)
+        if not self.batch:
+            return np.take(x, at, axis=self.dim)
+        out = np.empty((*x.shape[:self.dim], *at.shape[self.batch:], *x.shape[self.dim + 1:]),
+                       x.dtype)
+        for place in np.ndindex(*x.shape[:self.batch]):
+            out[place] = np.take(x[place], at[place], axis=self.dim - self.batch)
+        return out
 
 
 @dataclass(frozen=True, eq=False)

@@ -154,11 +154,13 @@ class _Maker:
         match self.made.get(value):
             case Cast(x, dtype) if dtype_of(x.type).bits < dtype.bits and not (mask and fill != 0):
                 return self.one(Cast(self.load(x, subs, mask), dtype))
-            case Index() as op if all(isinstance(s, Expr) for s in subs):
-                if op.mask and mask and repr(op.fill) != repr(fill):
-                    return None
+            case Index() as op if not (op.mask and mask and repr(op.fill) != repr(fill)):
                 at = {a: s for a, s in zip(op.axes, subs, strict=True) if isinstance(s, Expr)}
-                inner = [self.index(e.subs(at)) for e in op.subs]
+                data = {a: s for a, s in zip(op.axes, subs, strict=True) if isinstance(s, Value)}
+                if any(data.keys() & e.symbols() for e in (*op.subs, *op.mask)
+                       if not (e in op.subs and e.is_symbol())):
+                    return None  # arithmetic on indices that are data
+                inner = [data.get(str(e)) or self.index(e.subs(at)) for e in op.subs]
                 more = tuple(self.index(e.subs(at)) for e in op.mask)
                 return self.load(op.x, inner, (*mask, *more), op.fill if op.mask else fill)
         return None
@@ -234,8 +236,8 @@ def _contract(m: _Maker, op: Contract) -> None:
 
 def _gather(m: _Maker, op: Gather) -> None:
     grid = m.grid(_result(op).shape)
-    end = op.dim + len(shape_of(op.at))
-    at = m.load(op.at, grid[op.dim:end])
+    end = op.dim + len(shape_of(op.at)) - op.batch
+    at = m.load(op.at, (*grid[:op.batch], *grid[op.dim:end]))
     m.store(m.load(op.x, (*grid[:op.dim], at, *grid[end:])), _result(op), grid)
 
 

@@ -223,35 +223,100 @@ def reductions() -> list[Case]:
             out += [case("max", x), case("min", x), case("amax", data((6, 8), d), [0])]
         out += [case("any", x), case("all", x), case("any.dim", x, 1), case("all.dim", x, -1, True),
                 case("any.dims", x, [0, 1])]
-    out += [case("sum", data(())), case("sum.dim_IntList", data((0, 3)), [0]),
-            case("mean", data((0,))), case("sum", tame((3, 4)), dtype=F64),
+    return [*out, *extremes_and_norms(), case("sum", data(())), case("mean", data((0,))),
+            case("sum.dim_IntList", data((0, 3)), [0]), case("sum", tame((3, 4)), dtype=F64),
             case("sum", tame((3, 4), I64), dtype=F32), case("amax", data(()), [0])]
-    return out
+
+
+def extremes_and_norms() -> list[Case]:
+    out = []
+    for d in (F32, BF16, F64, I64, I32):
+        x, ties = data((7, 6), d), tame((5, 9), d).div(2).round().to(d)
+        for name in ("max", "min"):
+            out += [case(f"{name}.dim", v, dim, keep) for v in (x, ties) for dim in (0, -1)
+                    for keep in (False, True)]
+            out += [case(f"arg{name}", v, dim) for v in (x, ties) for dim in (0, 1, None)]
+            out += [case(f"arg{name}", x, None, True)]
+        out += [case("aminmax", ties), case("aminmax", ties, dim=1, keepdim=True),
+                case("prod.dim_int", ties.clamp(-2, 2), 1, True, close=16),
+                case("prod", ties[0].clamp(-2, 2), close=16), case("count_nonzero", ties),
+                case("count_nonzero", x, 0), case("count_nonzero.dim_IntList", x, [0, 1])]
+    for d in (F32, BF16, F64):
+        x = tame((4, 6), d)
+        out += [case("linalg_vector_norm", x, p, dims, keep, close=16)
+                for p in (2, 1.0, 0, math.inf, -math.inf) for dims in (None, [1])
+                for keep in (False, True)]
+        out += [case("norm.Scalar", x, close=16),
+                case("norm.ScalarOpt_dim", x, None, [0], close=16),
+                case("logsumexp", data((7, 6), d), [1], close=16), case("all.dims", x, [0, 1]),
+                case("logsumexp", x, [0, 1], True, close=16)]
+    return [*out, case("argmax", data(()), 0), case("argmax", data(())),
+            case("max.dim", data(()), 0), case("prod", data((0,))),
+            case("prod.dim_int", data((2,), BOOL), 0),
+            case("linalg_vector_norm", tame((4, 6)), 3, lowers=False),
+            case("argmax", data((0, 3)), 1), case("count_nonzero", data((0, 3)), 0)]
 
 
 def composites() -> list[Case]:
     out = []
     for d in (F32, BF16, F64):
-        x, w, b = tame((4, 6), d), tame((6,), d, 1), tame((6,), d, 2)
+        x = tame((4, 6), d)
         for name in ("_softmax", "_log_softmax"):
             out += [case(name, x, dim, False, close=16) for dim in (0, -1)]
             out += [case(name, data((3, 8), d), 1, False, close=16)]
             out += [case(f"{name}_backward_data", x, tame((4, 6), d, 3).abs(), 1, d, close=16)]
-        out += [case("native_layer_norm", x, [6], *wb, 1e-5, close=32)
-                for wb in ((w, b), (None, None), (w, None))]
-        out += [case("native_layer_norm", x, [4, 6], None, None, 1e-5, close=32)]
         out += [case("var.correction", x, dims, correction=c, keepdim=k, close=32)
                 for dims in ([1], None) for c in (None, 0, 2) for k in (False, True)]
         out += [case("var_mean.correction", x, [0], correction=1, close=32),
-                case("std.correction", x, [1], correction=1, close=32),
-                case("_fused_rms_norm", x, [6], w, 1e-5, close=16),
-                case("_fused_rms_norm", x, [6], None, None, close=16)]
+                case("std_mean.correction", x, [0], correction=1, close=32),
+                case("std.correction", x, [1], correction=1, close=32)]
+        low = x.clone()
+        low[0, 1], low[1] = -math.inf, -math.inf
+        out += [case("_safe_softmax", v, 1, close=16) for v in (x, low, data((3, 8), d))]
         q, k, v = (tame((2, 3, n, 8), d, n) for n in (4, 5, 5))
         mask = tame((2, 1, 4, 5), d)
         mask[0, 0, 1] = mask[0, 0, 2, 1:] = -math.inf
         out += [case("_scaled_dot_product_flash_attention_for_cpu", q, k, v, close=99, **named)
                 for named in ({}, {"is_causal": True}, {"attn_mask": mask}, {"scale": 0.3})]
     return [*out, case("_softmax", tame(()), 0, False), case("_softmax", data((2, 0)), 1, False)]
+
+
+def norms() -> list[Case]:
+    out = []
+    for d in (F32, BF16, F64):
+        x, g, mean, rstd = (tame(s, d, n) for n, s in enumerate(((4, 6), (4, 6), (4, 1), (4, 1))))
+        for size, m in (([6], (mean, rstd)), ([4, 6], (mean[:1], rstd[:1]))):
+            both = (tame(size, d, 2), tame(size, d, 3))
+            out += [case("native_layer_norm", x, size, *wb, 1e-5, close=32)
+                    for wb in (both, (None, None), (both[0], None))]
+            out += [case("native_layer_norm_backward", g, x, size, *m, *both, mask, close=64)
+                    for mask in ([True] * 3, [True, False, False], [False, True, False])]
+            out += [case("_fused_rms_norm", x, size, both[0], 1e-5, close=16),
+                    case("_fused_rms_norm", x, size, None, None, close=16)]
+        out += batches(d)
+    return out
+
+
+def batches(d: torch.dtype) -> list[Case]:
+    """Batch and group norm; of bf16, torch states the statistics' type otherwise than it is."""
+    w, b, mean, var, scale = (tame((6,), d, n).abs() + n / 2 for n in range(5))
+    out = []
+    for shape in ((4, 6), (3, 6, 5), (2, 6, 2, 3)):
+        x, g = tame(shape, d), tame(shape, d, 1)
+        for train in (True, False) if d is not BF16 else ():
+            out += [case("_native_batch_norm_legit_functional", x, w, b, mean, var, train, 0.1,
+                         1e-5, close=64)]
+            out += [case("native_batch_norm_backward", g, x, w, mean, var, mean, scale, train, 1e-5,
+                         mask, close=99) for mask in ([True] * 3, [True, False, True])]
+        out += [case("_native_batch_norm_legit_no_training", x, w, b, mean, var, 0.1, 1e-5,
+                     close=64),
+                case("_native_batch_norm_legit.no_stats", x, w, None, True, 0.1, 1e-5, close=64)]
+        sizes, kept = (shape[0], 6, math.prod(shape[2:])), tame((shape[0], 3), d).abs()
+        out += [case("native_group_norm", x, *wb, *sizes, 3, 1e-5, close=64)
+                for wb in ((w, b), (None, None))]
+        out += [case("native_group_norm_backward", g, x, kept, kept, w, *sizes, 3, [True] * 3,
+                     close=99)]
+    return out
 
 
 def contractions() -> list[Case]:
@@ -266,8 +331,11 @@ def contractions() -> list[Case]:
                 case("baddbmm", tame((4, 5), d), tame((2, 4, 6), d), tame((2, 6, 5), d), close=32)]
     a, b = tame((4, 6)), tame((6, 5), F32, 1)
     return [*out, case("mm", a[:0], b), case("mm", a[:, :0], b[:0]),
-            case("addmm", tame((5,)), a, b, alpha=0.5, close=32, lowers=False),
-            case("mm", a.long(), b.long(), lowers=False)]
+            case("addmm", tame((5,)), a, b, alpha=0.5, beta=2, close=32),
+            case("addmm", torch.full((5,), math.nan), a, b, beta=0, close=32),
+            case("addmm", tame((5,), BF16), a.bfloat16(), b.bfloat16(), alpha=0.5, beta=3, close=8),
+            case("addmv", tame((4,)), a, b[:, 0], alpha=3, close=32),
+            case("mm", a.long(), b.long()), case("mm", a.int(), b.int())]
 
 
 def indexing() -> list[Case]:
@@ -284,16 +352,43 @@ def indexing() -> list[Case]:
            case("index_put", x, [put], data((3, 5)), True, lowers=False),
            case("index.Tensor", x, [put, put]),
            case("index.Tensor", data((2, 3, 4, 5)), [None, put.reshape(3, 1), put.int(), None]),
-           case("index.Tensor", data((2, 3, 4)), [put[:2] - 1, None, put[:2]], lowers=False)]
-    return [*out, *(case("index_copy", x.to(d), 0, at, data((3, 5), d)) for d in (BF16, I64, BOOL))]
+           case("index.Tensor", data((2, 3, 4)), [put[:2] - 1, None, put[:2]]),
+           case("index.Tensor", data((2, 3, 4, 5)), [None, put[:2], None, put.reshape(3, 1)])]
+    along = torch.tensor([[3, 0, 4], [1, 1, 2]])
+    out += [case("gather", x.t(), dim, along) for dim in (0, 1, -1)]
+    out += [case("gather", x.bfloat16(), 1, along[:, :2]), case("gather", x, 0, along[:0]),
+            case("gather", data(()), 0, torch.tensor(0), lowers=False)]
+    return [*out, *losses(),
+            *(case("index_copy", x.to(d), 0, at, data((3, 5), d)) for d in (BF16, I64, BOOL))]
+
+
+def losses() -> list[Case]:
+    """Reductions 0 to 2 (none, mean, sum); class 1 is ignored, or none is."""
+    out = []
+    for d in (F32, BF16, F64):
+        for shape, name in (((6, 5), "nll_loss"), ((5,), "nll_loss"), ((2, 5, 3, 2), "nll_loss2d")):
+            x, w = tame(shape, d), tame((5,), d, 1).abs() + 0.5
+            t = torch.randint(5, shape[:1] * (len(shape) > 1) + shape[2:],
+                              generator=torch.Generator().manual_seed(1))
+            for reduction in (0, 1, 2):
+                g = tame(tuple(t.shape) if reduction == 0 else (), d, 2)
+                out += [case(f"{name}_forward", x, t, v, reduction, ignored, close=16)
+                        for v in (None, w) for ignored in (-100, 1)]
+                out += [case(f"{name}_backward", g, x, t, v, reduction, ignored,
+                             torch.tensor(2.5, dtype=d), close=16)
+                        for v in (None, w) for ignored in (-100, 1)]
+    x, t = tame((4, 5)), torch.tensor([2, -100, 2, 0])
+    return [*out, case("nll_loss_forward", x, t * 0 - 100, None, 1, -100),
+            case("nll_loss_forward", x[:0], t[:0], None, 1, -100),
+            case("nll_loss_forward", x, t, None, 1, -100, close=4)]
 
 
 CASES = [*pointwise(), *arithmetic(), *logic(), *casts(), *views(), *moves(), *reductions(),
-         *composites(), *contractions(), *indexing()]
+         *composites(), *norms(), *contractions(), *indexing()]
 
 
 def flat(out: Any) -> list[torch.Tensor]:
-    return list(out) if isinstance(out, tuple | list) else [out]
+    return [x for x in (out if isinstance(out, tuple | list) else [out]) if x is not None]
 
 
 def caller(c: Case) -> tuple[Callable[..., Any], list[torch.Tensor]]:
@@ -346,6 +441,12 @@ OUTSIDE = [
     case("index.Tensor", data((6, 5)), [None, torch.tensor([-6])]),
     case("index_put", data((6, 5)), [torch.tensor([6])], data(())),
     case("index_put", data((6, 5)), [torch.tensor(-7)], data(())),
+    case("gather", data((6, 5)), 1, torch.tensor([[5]])),
+    case("gather", data((6, 5)), 0, torch.tensor([[-1]])),
+    case("nll_loss_forward", data((2, 5)), torch.tensor([1, 5]), None, 1, -100),
+    case("nll_loss_forward", data((2, 5)), torch.tensor([1, -1]), None, 0, 1),
+    case("nll_loss_backward", data(()), data((2, 5)), torch.tensor([1, 5]), None, 1, -100,
+         data(())),
 ]
 
 

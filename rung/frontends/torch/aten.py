@@ -26,6 +26,7 @@ from rung.core.types import TensorType, Type
 from rung.frontends.torch.calls import bind, overload, schema_of
 from rung.frontends.torch.emit import LOWERED, Emit
 from rung.frontends.torch.indexing import INDEXING
+from rung.frontends.torch.norms import NORMS
 from rung.frontends.torch.pointwise import POINTWISE
 from rung.frontends.torch.reductions import COMPOSITES, REDUCTIONS
 from rung.frontends.torch.views import MOVES, VIEWS
@@ -51,8 +52,9 @@ def target_of(schema: str) -> str:
 
 
 TABLE: dict[str, Entry] = {
-    target_of(schema): Entry(schema, build, entries is COMPOSITES)
-    for entries in (POINTWISE, VIEWS, MOVES, REDUCTIONS, COMPOSITES, INDEXING)
+    target_of(schema): Entry(schema, build, entries in (COMPOSITES, NORMS))
+    for entries in (POINTWISE, VIEWS, MOVES, REDUCTIONS, COMPOSITES, NORMS,
+                    INDEXING)
     for schema, build in entries.items()}
 
 

@@ -33,7 +33,7 @@ aten = torch.ops.aten
 DECOMPOSED = [
     aten.addcdiv, aten.addcmul, aten.gelu_backward, aten.hardtanh, aten.hardtanh_backward,
     aten.leaky_relu, aten.leaky_relu_backward, aten.lerp, aten.mse_loss, aten.mse_loss_backward,
-    aten.native_layer_norm_backward, aten.select_backward, aten.sigmoid_backward,
+    aten.select_backward, aten.sigmoid_backward,
     aten.silu_backward, aten.slice_backward, aten.softplus_backward,
     aten.tanh_backward]
 """Operators that torch may write out in terms of others: those whose parts are all in the table."""

@@ -36,7 +36,7 @@ from rung.frontends.torch import shapes
 from rung.frontends.torch.calls import DTYPES
 from rung.frontends.torch.importer import TORCH_DTYPES
 from rung.program.ir import Check
-from rung.tensor.ir import Full, Index, Reduce, axis_names, shape_of
+from rung.tensor.ir import Full, Index, Iota, Reduce, axis_names, shape_of
 
 LOWERED = (F64, F32, BF16, I64, I32, BOOL)
 Number = bool | int | float
@@ -162,6 +162,11 @@ class Emit:
     def expanded(self, shape: Sequence[Expr], *values: Value) -> list[Value]:
         """Tensors broadcast to `shape`; constants stay scalars."""
         return [self.expand(v, shape) if isinstance(v.type, TensorType) else v for v in values]
+
+    def positions(self, shape: Sequence[Expr], axis: int) -> Value:
+        """Where each element stands along `axis`, as i64."""
+        places = self.op(Iota(shape[axis]))
+        return self.index(places, shape, [axis_exprs(len(shape))[axis]])
 
     # ---- checks
     def check(self, x: Value, low: Expr, high: Expr, error: str, message: str) -> None:

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from rung.core.errors import Unsupported
 from rung.core.expr import Expr
 from rung.core.op import Value
-from rung.core.types import I32, I64, dtype_of
+from rung.core.types import F64, I32, I64, dtype_of
 from rung.frontends.torch.emit import Emit, dimension
 from rung.frontends.torch.shapes import product
-from rung.tensor.ir import Gather, Scatter, shape_of
+from rung.tensor.ir import Full, Gather, Scatter, shape_of
 
-Build = Callable[..., Value]
+Build = Callable[..., Value | tuple[Value, ...]]
 
 
 def check(e: Emit, at: Value, low: Expr, high: Expr, error: str, message: str) -> None:
@@ -59,34 +59,71 @@ def index_copy(e: Emit, x: Value, dim: int, at: Value, source: Value) -> Value:
     return e.op(Scatter(x, dim, as_vector(e, at), source))
 
 
-def indexed(indices: Sequence[Value | None]) -> tuple[int, list[Value]]:
-    """The first of the dimensions that are indexed, which must be neighbours, and by what."""
-    found = [(n, at) for n, at in enumerate(indices) if at is not None]
-    first = found[0][0]
-    if [n for n, _ in found] != list(range(first, first + len(found))):
-        raise Unsupported("index tensors that are not neighbours")
-    return first, [at for _, at in found]
+def gather(e: Emit, x: Value, dim: int, at: Value, *_: object) -> Value:
+    """out[i, j, k] = x[i, at[i, j, k], k] for dimension 1."""
+    rank = len(shape_of(x))
+    if not rank or not shape_of(at):
+        raise Unsupported("gather of or by a scalar")
+    dim = dimension(dim, rank)
+    size = shape_of(x)[dim]
+    check(e, at, Expr.of(0), size, "RuntimeError",
+          f"index is out of bounds for dimension {dim} with size {size}")
+    part = e.remap(x, [size if n == dim else s for n, s in enumerate(shape_of(at))], list)
+    found = along_last(e, moved(e, part, dim, rank - 1), moved(e, at, dim, rank - 1))
+    return moved(e, found, rank - 1, dim)
+
+
+def along_last(e: Emit, x: Value, at: Value) -> Value:
+    """x[.., at[..]]: the last dimension of `x` by indices that share all the others."""
+    last = len(shape_of(x)) - 1
+    return e.op(Gather(x, last, at, last))
+
+
+def moved(e: Emit, x: Value, dim: int, to: int) -> Value:
+    """`x` with dimension `dim` in place `to`."""
+    order = [n for n in range(len(shape_of(x))) if n != dim]
+    order.insert(to, dim)
+    return e.remap(x, [shape_of(x)[n] for n in order],
+                   lambda at: [at[order.index(n)] for n in range(len(order))])
+
+
+def indexed(indices: Sequence[Value | None]) -> list[tuple[int, Value]]:
+    """The dimensions that are indexed, and by what."""
+    return [(n, at) for n, at in enumerate(indices) if at is not None]
 
 
 def index(e: Emit, x: Value, indices: Sequence[Value | None]) -> Value:
-    """Several index tensors are one into their dimensions merged."""
-    dim, found = indexed(indices)
+    """Several index tensors are one into their dimensions merged; those of dimensions that are not
+    neighbours give the first dimensions of the result."""
+    found = indexed(indices)
+    dims, size = [n for n, _ in found], shape_of(x)
+    dim = dims[0] if dims == list(range(dims[0], dims[0] + len(dims))) else 0
+    shape = e.shape[dim:dim + len(e.shape) - len(size) + len(dims)]
+    at = [e.expanded(shape, wrapped(e, part, n, size[n]))[0] for n, part in found]
+    for to, n in enumerate(dims, dim):
+        x = moved(e, x, n, to)
+    return e.op(Gather(merged(e, x, dim, len(dims)), dim, joint(e, at, [size[n] for n in dims])))
+
+
+def merged(e: Emit, x: Value, dim: int, count: int) -> Value:
+    """`x` with `count` dimensions from `dim` on as one."""
     size = shape_of(x)
-    shape = e.shape[dim:len(e.shape) - (len(size) - dim - len(found))]
-    at: Value | None = None
-    for n, part in enumerate(found, dim):
-        (place,) = e.expanded(shape, wrapped(e, part, n, size[n]))
-        at = place if at is None else e.map("add", e.map("mul", at, e.value(
-            size[n], dtype_of(at.type))), e.value(place, dtype_of(at.type)))
-    merged = product(size[dim:dim + len(found)])
-    rows = e.reshape(x, (*size[:dim], merged, *size[dim + len(found):]))
-    return e.op(Gather(rows, dim, at)) if at is not None else x
+    return e.reshape(x, (*size[:dim], product(size[dim:dim + count]), *size[dim + count:]))
+
+
+def joint(e: Emit, ats: Sequence[Value], sizes: Sequence[Expr]) -> Value:
+    """Indices into several dimensions as one index into all of them, row by row."""
+    at = ats[0]
+    for place, size in zip(ats[1:], sizes[1:], strict=True):
+        at, place = e.value(at, I64), e.value(place, I64)
+        at = e.map("add", e.map("mul", at, e.value(size, I64)), place)
+    return at
 
 
 def index_put(e: Emit, x: Value, indices: Sequence[Value | None], values: Value,
               accumulate: bool) -> Value:
-    dim, found = indexed(indices)
-    at = found[0]
+    found = indexed(indices)
+    dim, at = found[0]
     if accumulate or len(found) > 1 or len(shape_of(at)) > 1:
         raise Unsupported("index_put that accumulates, or by more than one vector")
     if dtype_of(values.type) != e.dtype:
@@ -99,10 +136,77 @@ def index_put(e: Emit, x: Value, indices: Sequence[Value | None], values: Value,
     return e.op(Scatter(x, dim, vector, source))
 
 
+Targets = tuple[Value, Value, Value | None]
+NONE, MEAN = 0, 1  # of a loss's `reduction`
+
+
+def targets(e: Emit, x: Value, target: Value, weight: Value | None, ignored: int) -> Targets:
+    """(checked class of each row, 0 for a row that is ignored; whether it counts; its weight)"""
+    if dtype_of(target.type) is not I64:
+        raise Unsupported(f"classes of type {target.type}")
+    size = shape_of(x)
+    axis = min(len(size) - 1, 1)
+    at = e.reshape(target, (*size[:axis], *size[axis + 1:]))
+    counts = e.map("ne", at, ignored)
+    at = e.map("where", counts, at, e.value(0, I64))
+    check(e, at, Expr.of(0), size[axis], "IndexError", "Target is out of bounds.")
+    if weight is None:
+        return at, counts, None
+    return at, counts, e.operand(e.op(Gather(weight, 0, at)), dtype_of(weight.type))
+
+
+def nll_loss(e: Emit, x: Value, target: Value, weight: Value | None, reduction: int, ignored: int
+             ) -> tuple[Value, Value]:
+    """-weight x[row, target], as it is, summed, or divided by the sum of the weights too."""
+    at, counts, scale = targets(e, x, target, weight, ignored)
+    rank = len(shape_of(x))
+    rows = moved(e, x, min(rank - 1, 1), rank - 1)
+    loss = e.map("neg", e.operand(along_last(e, rows, at), e.dtype))
+    zero = e.value(0, dtype_of(loss.type))
+    if scale is not None:
+        loss = e.map("mul", loss, scale)
+    loss = e.map("where", counts, loss, zero)
+    if reduction == NONE and rank > 1:
+        return e.finish(loss), e.op(Full(0.0, e.dtype, ()))
+    one = e.expand(e.value(1, dtype_of(loss.type)), shape_of(at)) if scale is None else scale
+    share = e.map("where", counts, one, zero)
+    total, whole = (e.reduce("add", e.value(v, F64), range(rank - 1)) for v in (loss, share))
+    if reduction == MEAN:
+        total = e.map("div", total, whole)
+    inner = dtype_of(loss.type)
+    return e.finish(e.value(total, inner)), e.finish(e.value(whole, inner), 1)
+
+
+def nll_loss_backward(e: Emit, grad: Value, x: Value, target: Value, weight: Value | None,
+                      reduction: int, ignored: int, whole: Value) -> Value:
+    """-weight grad at the target of each row that counts."""
+    at, counts, scale = targets(e, x, target, weight, ignored)
+    rank = len(shape_of(x))
+    g = e.operand(grad, e.dtype)
+    if reduction == MEAN:
+        g = e.map("div", g, e.operand(whole, e.dtype))
+    g = e.map("neg", e.expand(g, shape_of(at)))
+    if scale is not None:
+        g = e.map("mul", g, scale)
+    g = e.map("where", counts, g, e.value(0, dtype_of(g.type)))
+    axis = min(rank - 1, 1)
+    shape = [s for n, s in enumerate(shape_of(x)) if n != axis] + [shape_of(x)[axis]]
+    at, g = (e.remap(v, shape, lambda axes: axes[:-1]) for v in (at, g))
+    hit = e.map("eq", e.positions(shape, rank - 1), at)
+    return e.finish(moved(e, e.map("where", hit, g, e.value(0, dtype_of(g.type))), rank - 1, axis))
+
+
+LOSS = "Tensor self, Tensor target, Tensor? weight, int reduction, SymInt ignore_index"
 INDEXING: dict[str, Build] = {
     "aten::embedding(Tensor weight, Tensor indices, SymInt padding_idx=-1, "
     "bool scale_grad_by_freq=False, bool sparse=False) -> Tensor": embedding,
     "aten::index_select(Tensor self, int dim, Tensor index) -> Tensor": index_select,
+    "aten::gather(Tensor self, int dim, Tensor index, *, bool sparse_grad=False) -> Tensor":
+        gather,
+    **{f"aten::{name}_forward({LOSS}) -> (Tensor output, Tensor total_weight)": nll_loss
+       for name in ("nll_loss", "nll_loss2d")},
+    **{f"aten::{name}_backward(Tensor grad_output, {LOSS}, Tensor total_weight) -> Tensor":
+       nll_loss_backward for name in ("nll_loss", "nll_loss2d")},
     "aten::index_copy(Tensor self, int dim, Tensor index, Tensor source) -> Tensor": index_copy,
     "aten::index.Tensor(Tensor self, Tensor?[] indices) -> Tensor": index,
     "aten::_unsafe_index.Tensor(Tensor self, Tensor?[] indices) -> Tensor": index,

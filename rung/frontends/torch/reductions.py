@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
 from rung.core.errors import Unsupported
 from rung.core.op import Value
 from rung.core.ops import Cast
-from rung.core.types import BOOL, F32, F64, dtype_of
+from rung.core.types import BOOL, F32, F64, I32, I64, dtype_of
 from rung.frontends.torch.emit import Emit, Number, axis_exprs
 from rung.frontends.torch.shapes import product
-from rung.tensor.ir import Contract, shape_of
+from rung.tensor.ir import Contract, Full, shape_of
 
 LONG = 1 << 13  # terms of a sum that are many
 Dims = int | Sequence[int] | None
@@ -33,9 +31,14 @@ def mean(e: Emit, x: Value, dims: Dims = None, keep: bool = False, *_: object) -
 
 
 def terms(e: Emit, x: Value, axes: Sequence[int]) -> Value:
-    """What a sum adds up: in float64 where torch's tree of partial sums is much nearer than one
-    sum that runs on in float32, for many numbers and for all of a tensor, which costs no time."""
-    a, size = e.operand(x, e.dtype), shape_of(x)
+    """What a sum over `axes` of `x` adds up."""
+    return widened(e, e.operand(x, e.dtype), axes)
+
+
+def widened(e: Emit, a: Value, axes: Sequence[int]) -> Value:
+    """Terms in float64 where torch's tree of partial sums is much nearer than one sum that runs
+    on in float32, for many numbers and for all of a tensor, which costs no time."""
+    size = shape_of(a)
     count = product([size[n] for n in axes]).const_value or 0
     far = count >= LONG or len(axes) == len(size)
     return e.value(a, F64) if dtype_of(a.type) is F32 and far and size else a
@@ -46,7 +49,7 @@ def narrowed(e: Emit, x: Value, n: int = 0) -> Value:
     return e.finish(e.value(x, e.result(n).dtype) if dtype_of(x.type) is F64 else x, n)
 
 
-def extreme(monoid: str) -> Build:
+def extreme(monoid: str) -> Callable[..., Value]:
     def build(e: Emit, x: Value, dims: Dims = None, keep: bool = False) -> Value:
         axes = e.axes(x, dims)
         if any(shape_of(x)[n].is_const(0) for n in axes):
@@ -55,6 +58,87 @@ def extreme(monoid: str) -> Build:
             raise Unsupported("an extreme of bools")
         return e.finish(e.reduce(monoid, e.operand(x, e.dtype), axes, keep))
     return build
+
+
+def both_extremes(e: Emit, x: Value, dim: int | None, keep: bool) -> tuple[Value, Value]:
+    return extreme("min")(e, x, dim, keep), extreme("max")(e, x, dim, keep)
+
+
+def first_of(e: Emit, a: Value, best: Value, axis: int) -> Value:
+    """Where along `axis` the first NaN stands, else the first that is `best`; `axis` stays."""
+    size = shape_of(a)[axis]
+    narrow = size.const_value is not None and size.const_value < 1 << 31
+    dtype = I32 if narrow else I64
+    hit = e.map("eq", a, e.expand(best, shape_of(a)))
+    if dtype_of(a.type).is_float:
+        hit = e.map("or", hit, e.map("ne", a, a))
+    places = e.value(e.positions(shape_of(a), axis), dtype)
+    none = e.value((1 << dtype.bits - 1) - 1, dtype)
+    return e.value(e.reduce("min", e.map("where", hit, places, none), (axis,), keep=True), I64)
+
+
+def extreme_at(monoid: str) -> Callable[..., tuple[Value, Value]]:
+    """(the extreme along one dimension, the first place where it stands)"""
+    def build(e: Emit, x: Value, dim: int, keep: bool) -> tuple[Value, Value]:
+        a = e.operand(x, dtype_of(x.type))
+        if not shape_of(x):
+            return x, e.op(Full(0, I64, ()))
+        (axis,) = e.axes(x, dim)
+        if shape_of(x)[axis].is_const(0) or dtype_of(x.type) is BOOL:
+            raise Unsupported("the extreme of nothing, or of bools")
+        best = e.reduce(monoid, a, (axis,), keep=True)
+        at = first_of(e, a, best, axis)
+        kept = shape_of(best) if keep else tuple(n for m, n in enumerate(shape_of(a)) if m != axis)
+        return e.value(e.reshape(best, kept), dtype_of(x.type)), e.reshape(at, kept)
+    return build
+
+
+def place_of_extreme(monoid: str) -> Build:
+    def build(e: Emit, x: Value, dim: int | None, keep: bool) -> Value:
+        if dim is None:
+            flat = e.reshape(x, (product(shape_of(x)),))
+            return e.reshape(extreme_at(monoid)(e, flat, 0, True)[1], e.shape)
+        return extreme_at(monoid)(e, x, dim, keep)[1]
+    return build
+
+
+def product_of(e: Emit, x: Value, dim: int | None = None, keep: bool = False, *_: object) -> Value:
+    return e.finish(e.reduce("mul", e.operand(x, e.dtype), e.axes(x, dim), keep))
+
+
+def count_nonzero(e: Emit, x: Value, dims: Dims) -> Value:
+    return e.reduce("add", e.value(e.value(x, BOOL), I64), e.axes(x, dims))
+
+
+def logsumexp(e: Emit, x: Value, dims: Dims, keep: bool) -> Value:
+    """max + log(sum(exp(x - max))), with 0 for a maximum that is infinite."""
+    a, axes = e.operand(x, e.dtype), e.axes(x, dims)
+    if any(shape_of(x)[n].is_const(0) for n in axes):
+        raise Unsupported("logsumexp of nothing")
+    top = e.reduce("max", a, axes, keep=True)
+    top = e.map("where", e.map("eq", e.map("abs", top), math.inf), e.value(0, dtype_of(a.type)),
+                top)
+    powers = e.map("exp", e.map("sub", a, e.expand(top, shape_of(a))))
+    out = e.map("add", e.map("log", e.reduce("add", powers, axes, keep=True)), top)
+    return e.finish(e.reshape(out, e.shape))
+
+
+def norm(e: Emit, x: Value, order: Number | None, dims: Dims = None, keep: bool = False,
+         *_: object) -> Value:
+    """(sum |x|^p)^(1/p) for p = 1 and 2, the largest or smallest |x|, or how many are not 0."""
+    axes, a = e.axes(x, dims), e.operand(x, e.dtype)
+    match float(2 if order is None else order):
+        case 2.0:
+            wide = widened(e, a, axes)
+            return narrowed(e, e.map("sqrt", e.reduce("add", e.map("mul", wide, wide), axes, keep)))
+        case 1.0:
+            return narrowed(e, e.reduce("add", widened(e, e.map("abs", a), axes), axes, keep))
+        case 0.0:
+            ones = e.value(e.map("ne", a, 0), dtype_of(a.type))
+            return narrowed(e, e.reduce("add", widened(e, ones, axes), axes, keep))
+        case p if math.isinf(p) and not any(shape_of(x)[n].is_const(0) for n in axes):
+            return e.finish(e.reduce("max" if p > 0 else "min", e.map("abs", a), axes, keep))
+    raise Unsupported(f"a norm of order {order}")
 
 
 def truth(monoid: str) -> Build:
@@ -84,22 +168,34 @@ def std(e: Emit, x: Value, dims: Dims, correction: Number | None, keep: bool) ->
     return narrowed(e, e.map("sqrt", variance(e, x, dims, correction, keep)[0]))
 
 
+def std_mean(e: Emit, x: Value, dims: Dims, correction: Number | None, keep: bool
+             ) -> tuple[Value, ...]:
+    spread, centre = variance(e, x, dims, correction, keep)
+    return narrowed(e, e.map("sqrt", spread)), narrowed(e, centre, 1)
+
+
 def var_mean(e: Emit, x: Value, dims: Dims, correction: Number | None, keep: bool
              ) -> tuple[Value, ...]:
     return tuple(narrowed(e, v, n)
                  for n, v in enumerate(variance(e, x, dims, correction, keep)))
 
 
-def softmax(log: bool) -> Build:
-    """exp(x - max) / sum, or its logarithm x - max - log(sum)."""
-    def build(e: Emit, x: Value, dim: int, half_to_float: bool) -> Value:
+def softmax(log: bool = False, safe: bool = False) -> Build:
+    """exp(x - max) / sum, or its logarithm x - max - log(sum); if `safe`, 0 for a row of -inf."""
+    def build(e: Emit, x: Value, dim: int, dtype: object) -> Value:
         a = e.operand(x, dtype_of(x.type))
         axes = e.axes(x, dim)
         if any(shape_of(x)[n].is_const(0) for n in axes):
             return e.finish(a)
-        away = e.map("sub", a, e.expand(e.reduce("max", a, axes, keep=True), e.shape))
+        top = e.reduce("max", a, axes, keep=True)
+        if safe:
+            low = e.map("eq", top, -math.inf)
+            top = e.map("where", low, e.value(0, dtype_of(top.type)), top)
+        away = e.map("sub", a, e.expand(top, e.shape))
         powers = e.map("exp", away)
         whole = e.reduce("add", powers, axes, keep=True)
+        if safe:
+            whole = e.map("where", low, e.value(1, dtype_of(whole.type)), whole)
         if log:
             return e.finish(e.map("sub", away, e.expand(e.map("log", whole), e.shape)))
         return e.finish(e.map("div", powers, e.expand(whole, e.shape)))
@@ -119,48 +215,11 @@ def softmax_backward(log: bool) -> Build:
     return build
 
 
-def trailing(x: Value, shape: Sequence[object]) -> tuple[int, ...]:
-    rank = len(shape_of(x))
-    return tuple(range(rank - len(shape), rank))
-
-
-def affine(e: Emit, x: Value, weight: Value | None, bias: Value | None) -> Value:
-    """x * weight + bias, both along the last dimensions."""
-    for fn, v in (("mul", weight), ("add", bias)):
-        if v is not None:
-            x = e.map(fn, x, e.expand(e.operand(v, dtype_of(x.type)), shape_of(x)))
-    return x
-
-
-def layer_norm(e: Emit, x: Value, size: Sequence[object], weight: Value | None,
-               bias: Value | None, eps: float) -> tuple[Value, ...]:
-    """(y, mean, 1 / sqrt(var + eps))"""
-    a = e.operand(x, dtype_of(x.type))
-    axes = trailing(x, size)
-    centre = e.mean(a, axes, keep=True)
-    apart = e.map("sub", a, e.expand(centre, shape_of(a)))
-    spread = e.mean(e.map("mul", apart, apart), axes, keep=True)
-    scale = e.map("rsqrt", e.map("add", spread, eps))
-    y = affine(e, e.map("mul", apart, e.expand(scale, shape_of(a))), weight, bias)
-    return e.finish(y), e.finish(centre, 1), e.finish(scale, 2)
-
-
-def rms_norm(e: Emit, x: Value, size: Sequence[object], weight: Value | None,
-             eps: float | None) -> tuple[Value, ...]:
-    """(y, 1 / sqrt(mean(x^2) + eps)); eps is the type's epsilon by default."""
-    a = e.operand(x, dtype_of(x.type))
-    square = e.mean(e.map("mul", a, a), trailing(x, size), keep=True)
-    small = float(np.finfo(dtype_of(a.type).numpy).eps) if eps is None else eps
-    scale = e.map("rsqrt", e.map("add", square, small))
-    y = affine(e, e.map("mul", a, e.expand(scale, shape_of(a))), weight, None)
-    return e.finish(y), e.finish(scale, 1)
-
-
 def contract(e: Emit, formula: str, a: Value, b: Value) -> Value:
     """A product summed over the axes that the result lacks, `ik,kj->ij`, in the computing type."""
     dtype = dtype_of(a.type)
-    if not dtype.is_float:
-        raise Unsupported(f"a matrix product of {dtype}")
+    if dtype is BOOL:
+        raise Unsupported("a matrix product of bools")
     x, y = (e.operand(v, dtype) for v in (a, b))
     inputs, out = formula.split("->")
     left, right = inputs.split(",")
@@ -173,12 +232,17 @@ def matmul(formula: str) -> Build:
 
 
 def added_matmul(formula: str) -> Build:
-    """x + a @ b, rounded once."""
+    """beta x + alpha a @ b, rounded once; with beta = 0 nothing of x counts, NaN neither."""
     def build(e: Emit, x: Value, a: Value, b: Value, beta: Number, alpha: Number) -> Value:
-        if (beta, alpha) != (1, 1):
-            raise Unsupported(f"beta {beta}, alpha {alpha}")
-        product = contract(e, formula, a, b)
-        return e.finish(e.map("add", product, e.expand(e.operand(x, e.dtype), e.shape)))
+        out = contract(e, formula, a, b)
+        if alpha != 1:
+            out = e.map("mul", out, alpha)
+        if beta == 0:
+            return e.finish(out)
+        first = e.operand(x, e.dtype)
+        if beta != 1:
+            first = e.map("mul", first, beta)
+        return e.finish(e.map("add", out, e.expand(first, e.shape)))
     return build
 
 
@@ -221,17 +285,37 @@ REDUCTIONS: dict[str, Build] = {
     "aten::amin(Tensor self, int[1] dim=[], bool keepdim=False) -> Tensor": extreme("min"),
     "aten::max(Tensor self) -> Tensor": extreme("max"),
     "aten::min(Tensor self) -> Tensor": extreme("min"),
+    "aten::aminmax(Tensor self, *, int? dim=None, bool keepdim=False) -> (Tensor min, Tensor max)":
+        both_extremes,
+    **{f"aten::{n}.dim(Tensor self, int dim, bool keepdim=False) "
+       "-> (Tensor values, Tensor indices)": extreme_at(n) for n in ("max", "min")},
+    **{f"aten::arg{n}(Tensor self, int? dim=None, bool keepdim=False) -> Tensor":
+       place_of_extreme(n) for n in ("max", "min")},
+    "aten::prod(Tensor self, *, ScalarType? dtype=None) -> Tensor":
+        lambda e, x, dtype: product_of(e, x),
+    "aten::prod.dim_int(Tensor self, int dim, bool keepdim=False, *, ScalarType? dtype=None) "
+    "-> Tensor": product_of,
+    "aten::count_nonzero(Tensor self, int? dim=None) -> Tensor": count_nonzero,
+    "aten::count_nonzero.dim_IntList(Tensor self, int[] dim) -> Tensor": count_nonzero,
+    "aten::linalg_vector_norm(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, "
+    "*, ScalarType? dtype=None) -> Tensor": norm,
+    "aten::norm.Scalar(Tensor self, Scalar p=2) -> Tensor": norm,
+    "aten::norm.ScalarOpt_dim(Tensor self, Scalar? p, int[1] dim, bool keepdim=False) -> Tensor":
+        norm,
     "aten::any(Tensor self) -> Tensor": truth("or"),
     "aten::any.dim(Tensor self, int dim, bool keepdim=False) -> Tensor": truth("or"),
     "aten::any.dims(Tensor self, int[]? dim=None, bool keepdim=False) -> Tensor": truth("or"),
     "aten::all(Tensor self) -> Tensor": truth("and"),
     "aten::all.dim(Tensor self, int dim, bool keepdim=False) -> Tensor": truth("and"),
+    "aten::all.dims(Tensor self, int[]? dim=None, bool keepdim=False) -> Tensor": truth("and"),
     "aten::mm(Tensor self, Tensor mat2) -> Tensor": matmul("ik,kj->ij"),
     "aten::bmm(Tensor self, Tensor mat2) -> Tensor": matmul("nik,nkj->nij"),
     "aten::addmm(Tensor self, Tensor mat1, Tensor mat2, *, Scalar beta=1, Scalar alpha=1) "
     "-> Tensor": added_matmul("ik,kj->ij"),
     "aten::baddbmm(Tensor self, Tensor batch1, Tensor batch2, *, Scalar beta=1, Scalar alpha=1) "
     "-> Tensor": added_matmul("nik,nkj->nij"),
+    "aten::addmv(Tensor self, Tensor mat, Tensor vec, *, Scalar beta=1, Scalar alpha=1) "
+    "-> Tensor": added_matmul("ik,k->i"),
     "aten::mv(Tensor self, Tensor vec) -> Tensor": matmul("ik,k->i"),
     "aten::dot(Tensor self, Tensor tensor) -> Tensor": matmul("k,k->"),
 }
@@ -242,16 +326,17 @@ COMPOSITES: dict[str, Build] = {
     "bool keepdim=False) -> Tensor": std,
     "aten::var_mean.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, "
     "bool keepdim=False) -> (Tensor, Tensor)": var_mean,
-    "aten::_softmax(Tensor self, int dim, bool half_to_float) -> Tensor": softmax(log=False),
+    "aten::std_mean.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, "
+    "bool keepdim=False) -> (Tensor, Tensor)": std_mean,
+    "aten::logsumexp(Tensor self, int[1] dim, bool keepdim=False) -> Tensor": logsumexp,
+    "aten::_softmax(Tensor self, int dim, bool half_to_float) -> Tensor": softmax(),
+    "aten::_safe_softmax(Tensor self, int dim, ScalarType? dtype=None) -> Tensor":
+        softmax(safe=True),
     "aten::_log_softmax(Tensor self, int dim, bool half_to_float) -> Tensor": softmax(log=True),
     "aten::_softmax_backward_data(Tensor grad_output, Tensor output, int dim, "
     "ScalarType input_dtype) -> Tensor": softmax_backward(log=False),
     "aten::_log_softmax_backward_data(Tensor grad_output, Tensor output, int dim, "
     "ScalarType input_dtype) -> Tensor": softmax_backward(log=True),
-    "aten::native_layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight, "
-    "Tensor? bias, float eps) -> (Tensor, Tensor, Tensor)": layer_norm,
-    "aten::_fused_rms_norm(Tensor input, int[] normalized_shape, Tensor? weight, float? eps) "
-    "-> (Tensor, Tensor)": rms_norm,
     "aten::_scaled_dot_product_flash_attention_for_cpu(Tensor query, Tensor key, Tensor value, "
     "float dropout_p=0., bool is_causal=False, *, Tensor? attn_mask=None, float? scale=None) "
     "-> (Tensor output, Tensor logsumexp)": attention,
