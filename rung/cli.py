@@ -11,6 +11,8 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
+from dataclasses import replace
+from functools import partial
 from typing import NoReturn, TypeVar
 
 from rung.core.config import Settings
@@ -19,6 +21,8 @@ from rung.core.options import Options
 
 PASSED, FAILED, USAGE, PIPE, INTERRUPTED = 0, 1, 2, 141, 130
 RUNGS = ("torch", "program", "tensor", "loop", "tile", "kernel", "source")
+SECTIONS = ("dynamo", "guards", "bytecode", "functional", "aten", "decompositions", "saved",
+            "passes", "fusions", "kernels", "plan", "costs", "model")
 Report = str | tuple[str, bool]  # the text for stdout, and whether it reports no failure
 Result = TypeVar("Result", bound=Report)
 
@@ -83,7 +87,8 @@ def _show(args: argparse.Namespace) -> str:
 def _explain(args: argparse.Namespace) -> str:
     from rung.tools import explain
 
-    return _of_a_function(args, explain.explain)
+    only = SECTIONS if args.all else tuple(x for x in args.only.split(",") if x)
+    return _of_a_function(args, partial(explain.explain, only=only))
 
 
 def _bisect(args: argparse.Namespace) -> Report:
@@ -106,7 +111,8 @@ def _of_a_function(args: argparse.Namespace, run: Callable[..., Result]) -> Resu
     with redirect_stdout(sys.stderr):  # the user's program may print
         what = (given.from_expression(args.expression) if args.expression is not None
                 else given.from_file(args.build))
-        return run(what, request)
+        again = tuple(map(given.arguments, getattr(args, "again", ())))
+        return run(replace(what, again=again), request)
 
 
 def _opt(args: argparse.Namespace) -> str:
@@ -138,6 +144,12 @@ def parser() -> Parser:
     _function_options(show)
     explain = _command(commands, "explain", "tell what became of a function, and why", _explain)
     _function_options(explain)
+    explain.add_argument("--only", default="", metavar="A,B",
+                         help=f"these sections, in full: {', '.join(SECTIONS)}")
+    explain.add_argument("--all", action="store_true", help="all sections in full")
+    explain.add_argument("--again", action="append", default=[], metavar="EXPR",
+                         help="call it again with these arguments, an expression such as "
+                         "(torch.randn(3, 8), 2): what is compiled anew, and why")
     opt = _command(commands, "opt", "read a dump, run passes on it, and print it", _opt)
     opt.add_argument("file", metavar="FILE.ir", help="a dump of `rung show`; - is stdin")
     opt.add_argument("--passes", default="", metavar="A,B", help="run these passes")

@@ -57,6 +57,8 @@ def test_help_lists_commands_options_and_variables(rung) -> None:
     (("show", "nothing"), "FILE.py:BUILD"),
     (("opt", "missing.ir"), "missing.ir"),
     (("bench", "fast"), "pointwise"),
+    (("explain", "-c", "torch.randn(3) + 1", "--only", "loops"), "there are dynamo, guards"),
+    (("explain", "-c", "torch.randn(3) + 1", "--again", "torch.rand("), "SyntaxError"),
     (("bench", "pointwise", "--against", "tvm"), "eager, inductor"),
 ])
 def test_wrong_usage_is_2_and_names_what_is_known(rung, args: tuple[str, ...], says: str) -> None:
@@ -272,6 +274,15 @@ def test_opt_points_at_what_it_cannot_read(rung, tmp_path: Path) -> None:
     code, out, err = rung("opt", str(path))
     assert (code, out) == (1, "")
     assert f"{path}:2:" in err
+
+
+# --- explain
+
+def test_explain_in_sections(rung) -> None:
+    code, out, _ = rung("explain", "-c", "torch.randn(5).floor() + 1", "--only", "plan",
+                        "--again", "torch.randn(7)")
+    assert code == 0
+    assert "host plan" in out and "recompiles: 1" in out and "kernel floor_add\n" not in out
 
 
 # --- bisect and doctor

@@ -258,7 +258,7 @@ class _Fusion(Graph):
             self.tried[key] = found if isinstance(found, Piece) else None
             if isinstance(found, str):
                 trace.emit("declined", "fuse", f"{producer.func.name} {mode} {consumer.func.name}",
-                           found)
+                           found, values=producer.results)
         if kept and self.tried[key] is not None and self.between(n, c):
             return None
         return self.tried[key]
@@ -278,7 +278,8 @@ class _Fusion(Graph):
 
     def apply(self, plan: Plan) -> None:
         trace.emit("fired", "fuse", f"{plan.olds[0].func.name} {plan.mode} "
-                   f"{plan.olds[1].func.name}", f"gains {plan.gain * 1e6:.2f} us")
+                   f"{plan.olds[1].func.name}", f"gains {plan.gain * 1e6:.2f} us",
+                   values=() if plan.mode == "keep" else plan.olds[0].results)
         self.drop(plan.producer)
         for c, piece in zip(plan.consumers, plan.fused, strict=True):
             origins.derive(piece.results, plan.olds[0].results)

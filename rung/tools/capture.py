@@ -50,45 +50,57 @@ class Break:
 
 @dataclass(frozen=True)
 class Capture:
-    """Graphs in the order in which they were compiled."""
+    """Graphs, and Dynamo's frames around them, in the order in which they were compiled, `first`
+    of them in the first call; `recompiles` has the reason of each, `breaks` each break once."""
 
     graphs: list[Graph] = field(default_factory=list)
     breaks: list[Break] = field(default_factory=list)
+    frames: list[compat.Frame] = field(default_factory=list)
+    recompiles: list[str] = field(default_factory=list)
+    first: list[Graph] = field(default_factory=list)
 
 
 def capture(given: Given, train: bool = False, inputs: bool = False) -> Capture:
-    """Compile and run `given` once, with copies of each graph's inputs; UserError if that fails."""
+    """Compile and run `given` once, and again with its other arguments, with copies of each
+    graph's inputs where they are asked for; UserError if that fails."""
     found = Capture()
     torch._dynamo.reset()
     breaks = compat.break_reasons()
-    before = len(breaks)
 
     def backend(gm: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
         forward, inference = (partial(_record, found, inputs, kind)
                               for kind in ("forward", "inference"))
         return compat.compile_graphs(gm, examples, forward, inference, DECOMPOSED)
 
-    compiled = torch.compile(given.function, backend=backend)
+    compiled, watch = compat.watched(given.function, backend, found.frames, found.recompiles)
     try:
-        _run(compiled, given, train)
+        for args in (given.args, *given.again):
+            known = len(breaks)
+            _run(compiled, args, train)
+            found.breaks.extend(b for b in map(_break, breaks[known:])
+                                if args is given.args or b not in found.breaks)
+            found.first.extend(found.graphs if not found.first else ())
     except RungError:
         raise
     except Exception as error:
         raise UserError(f"{given.label}: {type(error).__name__}: {error}") from error
-    found.breaks.extend(map(_break, breaks[before:]))
+    finally:
+        watch.remove()
+    for frame in found.frames:
+        frame.read_guards()
     torch._dynamo.reset()
     return found
 
 
-def _run(compiled: Callable[..., Any], given: Given, train: bool) -> None:
+def _run(compiled: Callable[..., Any], args: tuple[Any, ...], train: bool) -> None:
     if not train:
         with torch.no_grad():
-            compiled(*given.args)
+            compiled(*args)
         return
-    for x in inputs_of(given.args):
+    for x in inputs_of(args):
         if x.is_floating_point() and x.is_leaf:
             x.requires_grad_()
-    outputs = [y for y in inputs_of((compiled(*given.args),)) if y.requires_grad]
+    outputs = [y for y in inputs_of((compiled(*args),)) if y.requires_grad]
     if not outputs:
         raise UserError("no result needs a gradient, so there is nothing to train")
     torch.manual_seed(SEED)
@@ -98,12 +110,11 @@ def _run(compiled: Callable[..., Any], given: Given, train: bool) -> None:
 def _record(found: Capture, keep: bool, kind: str, gm: fx.GraphModule,
             examples: Sequence[Any]) -> compat.Boxed:
     """A compiler for AOTAutograd that keeps the graph and runs it as it is."""
-    if any(n.op == "placeholder" and n.name.startswith("tangents_") for n in gm.graph.nodes):
-        kind = "backward"
+    kind = "backward" if compat.is_backward(gm) else kind
     imported, refused = None, ""
     with compat.unset_fake_temporarily():
         try:
-            imported = import_graph(gm, kind, compat.static_inputs())
+            imported = import_graph(gm, kind, compat.static_inputs(gm))
         except RungError as error:
             refused = f"{type(error).__name__}: {error}"
     graph = Graph(kind, gm, imported, refused, _hints(gm))

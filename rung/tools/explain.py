@@ -1,96 +1,113 @@
 """`rung explain`: what became of a function, and why.
 
 Graphs and where Dynamo broke them; for each kernel the user's lines, FLOPs, bytes and the bound
-that they set, the mapping and the alternatives that were priced; fusions that were declined; calls
-that stay with ATen. All of it comes from `core/trace.py`, the origins and the cost model.
+that they set, the mapping and the alternatives that were priced; what was not done and what that
+costs. `SECTIONS` lists what can be asked for beside the default, which is a page. All of it comes
+from `core/trace.py`, the origins and the cost model.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from rung.core import origins, trace
+from torch import nn
+
+from rung.core import trace
 from rung.core.cost import Bound, bound
 from rung.core.errors import RungError
 from rung.core.op import Func
 from rung.core.trace import Event
-from rung.program.ir import Call, KernelCall, Module
+from rung.program import memory
+from rung.program.ir import KernelCall, Module
 from rung.targets.base import Target, target
+from rung.tools import costs, torch_side
 from rung.tools.capture import Capture, Graph
+from rung.tools.costs import Cost
 from rung.tools.flops import bytes_after, bytes_before, flops
-from rung.tools.given import Given
+from rung.tools.given import Given, UsageError
 from rung.tools.show import Request, captured, describe, modules, sources_of
 
-MOST = 12  # lines of one list
+MOST = 12  # lines of one list in the default report
+FULL = 3  # kernels of which it tells everything, and alternatives of each
 SIZES = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1))
+DEFAULT = ("kernels", "costs", "model")
 
 
-def explain(given: Given, request: Request) -> str:
-    """The report."""
-    found = captured(given, request.train)
-    machine = target(request.target)
+@dataclass(frozen=True)
+class Reached:
+    """A graph, its modules by rung as far as they go, what happened on the way, and `failed`, why
+    it went no further. `whole` says that lists are not cut."""
+
+    graph: Graph
+    machine: Target
+    modules: dict[str, Module]
+    events: list[Event]
+    failed: str = ""
+    whole: bool = False
+
+    @property
+    def hints(self) -> dict[str, int]:
+        return self.graph.hints
+
+
+def explain(given: Given, request: Request, only: Sequence[str] = ()) -> str:
+    """The report: a page, or the sections `only`. UsageError names the sections that exist."""
+    if unknown := [x for x in only if x not in SECTIONS]:
+        raise UsageError(f"no section is called {unknown[0]!r}; there are {', '.join(SECTIONS)}")
+    found, machine = captured(given, request.train), target(request.target)
+    wanted = [x for x in SECTIONS if x in (only or DEFAULT)]
     parts = [[f"{given.label} on {machine.name}"], list(_graphs(found))]
-    parts += [list(_graph(n, graph, len(found.graphs), machine, request))
-              for n, graph in enumerate(found.graphs, 1)]
+    reached = [_reached(graph, machine, request, bool(only)) for graph in found.graphs]
+    parts += [FRAMES[x](found) for x in wanted if x in FRAMES]
+    parts += [list(_graph(n, len(reached), r, wanted)) for n, r in enumerate(reached, 1)]
+    parts += [WHOLE[x](given, found, reached) for x in wanted if x in WHOLE]
     return "\n\n".join("\n".join(lines) for lines in parts if lines) + "\n"
 
 
 def _graphs(found: Capture) -> Iterator[str]:
     kinds = ", ".join(f"{count} {kind}" for kind, count in
                       Counter(g.kind for g in found.graphs).items())
-    yield f"graphs: {kinds}; graph breaks: {len(found.breaks)}"
+    yield f"graphs: {kinds}; graph breaks: {len(found.breaks)}" + (
+        f"; recompiles: {len(found.recompiles)}" if found.recompiles else "")
     for x in found.breaks:
         reason = [line.strip() for line in x.reason.splitlines() if line.strip()]
         yield f"  {x.line}: {reason[0]}"
         yield from (f"    {line}" for line in reason[1:4])
+    yield from (f"  recompiled because {x}" for x in found.recompiles)
 
 
-@dataclass(frozen=True)
-class Reached:
-    """A graph's modules by rung, and what happened on the way."""
-
-    modules: dict[str, Module]
-    events: list[Event]
-    hints: dict[str, int]
-
-
-def _graph(n: int, graph: Graph, total: int, machine: Target, request: Request) -> Iterator[str]:
-    title = f"graph {n} of {total}: {graph.kind}"
-    if graph.imported is None:
-        yield f"{title}, runs as it is: {graph.refused}"
-        return
-    reached, failed = Reached({}, [], graph.hints), ""
+def _reached(graph: Graph, machine: Target, request: Request, whole: bool) -> Reached:
+    made: dict[str, Module] = {}
+    failed = graph.refused
     with trace.listen() as events:
         try:
-            reached.modules.update(modules(graph, machine, request))
+            if graph.imported is not None:
+                made.update(modules(graph, machine, request))
         except RungError as error:
             failed = f"{type(error).__name__}: {error}"
-    reached.events.extend(events)
-    yield f"{title}, {len(graph.imported.func.body.ops) - 1} ATen calls"
-    if "loop" in reached.modules:
-        yield from _numbers(graph.imported.func, reached, machine)
-        yield from _kernels(reached, machine)
-    if failed:
-        yield f"  the graph runs as it is: {failed}"
-    yield from _section("fusions declined", _declined(reached.events))
-    yield from _section("calls that stay with ATen", _calls(reached))
+    return Reached(graph, machine, made, events, failed, whole)
 
 
-def _section(title: str, lines: Sequence[str]) -> Iterator[str]:
-    if lines:
-        yield f"  {title}"
-        yield from (f"    {x}" for x in lines[:MOST])
-    if len(lines) > MOST:
-        yield f"    and {len(lines) - MOST} more"
+def _graph(n: int, total: int, reached: Reached, wanted: Sequence[str]) -> Iterator[str]:
+    imported = reached.graph.imported
+    title = f"graph {n} of {total}: {reached.graph.kind}"
+    yield title + (f", {len(imported.func.body.ops) - 1} ATen calls" if imported else "")
+    if reached.failed:
+        yield f"  the graph runs as it is: {reached.failed}"
+    if imported and "loop" in reached.modules:
+        yield from _numbers(imported.func, reached)
+    for name in wanted:
+        if name in GRAPHS:
+            yield from GRAPHS[name](reached)
 
 
-def _numbers(program: Func, reached: Reached, machine: Target) -> Iterator[str]:
+def _numbers(program: Func, reached: Reached) -> Iterator[str]:
     """FLOPs and bytes of the graph."""
     found = flops(reached.modules["tensor"], reached.hints)
     before = bytes_before(program, reached.hints)
-    after = bytes_after(reached.modules["loop"], machine.machine, reached.hints)
+    after = bytes_after(reached.modules["loop"], reached.machine.machine, reached.hints)
     yield f"  {found.total:,} FLOPs in contractions" + (
         f", not counting {', '.join(found.uncounted)}" if found.uncounted else "")
     yield f"  {size(before)} moved as ATen calls, {size(after)} after fusion"
@@ -101,18 +118,33 @@ def _numbers(program: Func, reached: Reached, machine: Target) -> Iterator[str]:
 
 # --- kernels
 
-def _kernels(reached: Reached, machine: Target) -> Iterator[str]:
-    loop = reached.modules["loop"]
+def _kernels(reached: Reached) -> Iterator[str]:
+    """Kernels in their order; in the default report the dearest ones in full, the rest by name."""
+    loop = reached.modules.get("loop")
+    if loop is None:
+        return
     tiles = reached.modules.get("tile", loop)
     counts = Counter(op.callee for op in loop.main.body.ops if isinstance(op, KernelCall))
+    least = {k.name: bound(k, reached.machine.machine, reached.hints) for k in loop.kernels}
+    dearest = sorted(least, key=lambda name: -least[name].seconds * counts[name])
+    full = set(dearest if reached.whole else dearest[:FULL])
     for kernel in loop.kernels:
-        cost = bound(kernel, machine.machine, reached.hints)
         calls = f", called {counts[kernel.name]} times" if counts[kernel.name] > 1 else ""
-        yield f"  kernel {kernel.name}{calls}"
-        yield from (f"    from {x}" for x in describe(sources_of(loop, kernel)))
-        yield f"    {roofline(cost)}"
-        mapped = next((k for k in tiles.kernels if k.name == kernel.name), kernel)
-        yield from _mapping(kernel.name, str(mapped.attr("mapping") or ""), reached.events)
+        cost = least[kernel.name]
+        if kernel.name in full:
+            yield f"  kernel {kernel.name}{calls}"
+            yield from (f"    from {x}" for x in describe(sources_of(loop, kernel)))
+            yield f"    {roofline(cost)}"
+            mapped = next((k for k in tiles.kernels if k.name == kernel.name), kernel)
+            yield from _mapping(kernel.name, str(mapped.attr("mapping") or ""), reached)
+    rest = [f"{k} x{counts[k]} ({least[k].seconds * 1e6:.1f} us)" for k in dearest if k not in full]
+    yield from _list("  and the kernels", rest)
+
+
+def _list(title: str, items: Sequence[str]) -> Iterator[str]:
+    if items:
+        more = f", and {len(items) - MOST} more" if len(items) > MOST else ""
+        yield f"{title} {', '.join(items[:MOST])}{more}"
 
 
 def roofline(cost: Bound) -> str:
@@ -124,19 +156,26 @@ def roofline(cost: Bound) -> str:
             f"{intensity}; at least {cost.seconds * 1e6:.1f} us, bound by {cost.reason}")
 
 
-def _mapping(kernel: str, chosen: str, events: Sequence[Event]) -> Iterator[str]:
+def _mapping(kernel: str, chosen: str, reached: Reached) -> Iterator[str]:
     """The mapping with its price, the alternatives with theirs, and what the machine refused."""
-    found = [(e.kind, *e.detail.partition("\n")[::2]) for e in events
+    found = [(e.kind, *e.detail.partition("\n")[::2]) for e in _after_loop(reached.events)
              if (e.place, e.subject) == ("choose", kernel)]
-    prices = {mapping: price for kind, price, mapping in found if kind == "priced"}
+    prices = {m: price for e in reached.events if (e.kind, e.place) == ("priced", "choose")
+              for price, _, m in [e.detail.partition("\n")]}
     head, *lines = chosen.splitlines() or ["no mapping"]
     yield f"    {head}" + (f"    # {prices[chosen]}" if chosen in prices else "")
     yield from (f"    {x}" for x in lines)
-    for kind, text, mapping in found:
-        if mapping != chosen or not mapping:
-            rest = "; ".join(x.strip() for x in mapping.splitlines()[1:])
-            verb = "refused" if kind == "declined" else "instead"
-            yield f"      {verb}: {text}" + (f": {rest}" if rest else "")
+    others = [x for x in found if x[2] != chosen or not x[2]]
+    for kind, text, mapping in others if reached.whole else others[:FULL]:
+        rest = "; ".join(x.strip() for x in mapping.splitlines()[1:])
+        verb = "refused" if kind == "declined" else "instead"
+        yield f"      {verb}: {text}" + (f": {rest}" if rest else "")
+
+
+def _after_loop(events: Sequence[Event]) -> Sequence[Event]:
+    """What happened once kernels had their names."""
+    ends = [n for n, e in enumerate(events, 1) if (e.kind, e.place) == ("ran", "loop")]
+    return events[max(ends, default=0):]
 
 
 def size(n: float) -> str:
@@ -147,13 +186,14 @@ def size(n: float) -> str:
 
 # --- what was not done
 
-def _declined(events: Sequence[Event]) -> list[str]:
+def _fusions(reached: Reached) -> Iterator[str]:
     """Fusions that are not legal, and those that would not pay."""
-    found = dict.fromkeys(f"{e.subject}: {e.detail}" for e in events
+    found = dict.fromkeys(f"{e.subject}: {e.detail}" for e in reached.events
                           if (e.kind, e.place) == ("declined", "fuse"))
-    found |= dict.fromkeys(f"{e.subject}: would not pay, {e.detail}" for e in events
+    found |= dict.fromkeys(f"{e.subject}: would not pay, {e.detail}" for e in reached.events
                            if (e.kind, e.place) == ("priced", "fuse") and not _pays(e.detail))
-    return list(found)
+    yield "  fusions declined" if found else "  every fusion that was looked at was done"
+    yield from (f"    {x}" for x in found)
 
 
 def _pays(detail: str) -> bool:
@@ -162,20 +202,89 @@ def _pays(detail: str) -> bool:
     return float(before) > float(after)
 
 
-def _calls(reached: Reached) -> list[str]:
-    """Library calls of the lowest module, with counts, reasons and lines."""
-    if not reached.modules:
+def _costs(given: Given, found: Capture, reached: Sequence[Reached]) -> list[str]:
+    """The rows of `costs`, dearest first."""
+    rows = sorted(_all_costs(found, reached), key=lambda c: -c.seconds)
+    if not rows:
         return []
-    module = list(reached.modules.values())[-1]
-    reasons = {e.subject: e.detail for e in reached.events
-               if (e.kind, e.place) == ("declined", "lower")}
-    counts: Counter[str] = Counter()
-    lines: dict[str, dict[str, None]] = {}
-    for op in module.main.body.ops:
-        if isinstance(op, Call):
-            counts[op.target] += 1
-            lines.setdefault(op.target, {}).update(
-                dict.fromkeys(o.line for r in op.results for o in origins.of(r) if o.line))
-    return [f"{name} x{count}: {reasons.get(name, 'keeps a layout')}"
-            + (f"  {', '.join(list(lines[name])[:3])}" if lines[name] else "")
-            for name, count in counts.most_common()]
+    lines = [f"what was not done, dearest first ({costs.ASSUMES})"]
+    shown = rows if any(r.whole for r in reached) else rows[:MOST]
+    for x in shown:
+        where = f"  {', '.join(x.lines[:3])}" if any(x.lines) else ""
+        lines.append(f"  {x.seconds * 1e6:8.1f} us {size(x.bytes):>10}  {x.what}: {x.why}{where}")
+    return lines + ([f"  and {len(rows) - MOST} more"] if len(shown) < len(rows) else [])
+
+
+def _all_costs(found: Capture, reached: Sequence[Reached]) -> Iterator[Cost]:
+    known = len(found.first) == len(found.breaks) + 1  # then graph n ends at break n
+    for n, x in enumerate(found.breaks):
+        r = reached[n if known else 0]
+        before = r.graph.imported.func if known and r.graph.imported else None
+        yield costs.of_break(before, x.reason.splitlines()[0], x.line, r.machine.machine, r.hints)
+    for r in reached:
+        if r.failed and r.graph.imported:
+            yield costs.of_graph(r.graph.imported.func, r.failed, r.machine.machine, r.hints)
+        elif r.modules:
+            module = list(r.modules.values())[-1]
+            yield from costs.of_calls(module, r.events, r.machine.machine, r.hints)
+            yield from costs.of_fusions(r.events, r.machine.machine, r.hints)
+
+
+# --- what is there for the asking
+
+def _passes(reached: Reached) -> Iterator[str]:
+    """Each pass, the rules that fired in it by number, and its time."""
+    fired: Counter[str] = Counter()
+    for e in reached.events:
+        if e.kind == "ran":
+            rules = ", ".join(f"{name} {n}" for name, n in fired.items())
+            yield (f"  {f'{e.place}.{e.subject}':<24} {e.data['seconds'] * 1e3:8.2f} ms"
+                   + (f"  fired: {rules}" if rules else ""))
+            fired.clear()
+        elif e.kind == "fired":
+            fired[e.place] += 1
+
+
+def _plan(reached: Reached) -> Iterator[str]:
+    """What the host does and where every value lies."""
+    if "kernel" in reached.modules:
+        yield "  host plan"
+        plan = memory.plan(reached.modules["kernel"].main)
+        yield from (f"    {line}" for line in str(plan).splitlines())
+
+
+def _aten(reached: Reached) -> Iterator[str]:
+    yield from (f"  {line}" for line in reached.graph.code.splitlines())
+
+
+def _decompositions(reached: Reached) -> Iterator[str]:
+    yield from torch_side.decompositions(reached.graph.module)
+
+
+def _saved(reached: Reached) -> Iterator[str]:
+    yield from torch_side.saved(reached.graph.module)
+
+
+def _model(given: Given, found: Capture, reached: Sequence[Reached]) -> list[str]:
+    programs = [(g.imported.func, g.hints) for g in found.first
+                if g.kind != "backward" and g.imported]
+    if not isinstance(given.function, nn.Module):
+        return []
+    return list(torch_side.model(given.function, given.args, programs))
+
+
+FRAMES: dict[str, Callable[[Capture], list[str]]] = {
+    "dynamo": torch_side.graphs, "guards": torch_side.guards, "bytecode": torch_side.bytecode,
+    "functional": torch_side.functional}
+"""Sections about what Dynamo made, before the graphs."""
+
+GRAPHS: dict[str, Callable[[Reached], Iterator[str]]] = {
+    "aten": _aten, "decompositions": _decompositions, "saved": _saved, "passes": _passes,
+    "fusions": _fusions, "kernels": _kernels, "plan": _plan}
+"""Sections of each graph."""
+
+WHOLE: dict[str, Callable[[Given, Capture, Sequence[Reached]], list[str]]] = {
+    "costs": _costs, "model": _model}
+"""Sections about all graphs, at the end."""
+
+SECTIONS = (*FRAMES, *GRAPHS, *WHOLE)

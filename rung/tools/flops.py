@@ -60,6 +60,12 @@ def flops(module: Module, hints: Sizes) -> Flops:
     return Flops(total, tuple(unknown))
 
 
+def flops_of_call(call: Call, hints: Sizes) -> int:
+    """FLOPs of one call by torch's formula; 0 where it has none."""
+    formula = _formula(call.target)
+    return _by_formula(call, formula, hints) if formula else 0
+
+
 def _ops(module: Module, block: Block) -> Iterator[Op]:
     """The ops that a block runs, those of composites and of outlined layers included."""
     for op in block.ops:
@@ -92,6 +98,32 @@ def _by_formula(call: Call, formula: Callable[..., int], hints: Sizes) -> int:
     named = {name: to_torch(a, meta, sizes) for name, a in call.args if name}
     outs = [meta(r) for r in call.results]
     return int(formula(*args, **named, out_val=outs[0] if len(outs) == 1 else tuple(outs)))
+
+
+@dataclass(frozen=True)
+class Contractions:
+    """FLOPs of a program's calls that contract with a parameter, and of those that do not."""
+
+    weights: int
+    attention: int
+
+
+def contractions(program: Func, hints: Sizes) -> Contractions:
+    """The contractions of a program of ATen calls, by whether an operand is a parameter, or a view
+    or cast of one."""
+    fixed = {p for p in program.params if p.role in ("param", "const")}
+    totals = {True: 0, False: 0}
+    for op in program.body.ops:
+        if not isinstance(op, Call):
+            continue
+        if fixed.issuperset(op.operands()) and (is_view(op) or op.target in CASTS):
+            fixed.update(op.results)
+        elif formula := _formula(op.target):
+            totals[bool(fixed.intersection(op.operands()))] += _by_formula(op, formula, hints)
+    return Contractions(totals[True], totals[False])
+
+
+CASTS = ("aten._to_copy.default", "aten.clone.default")
 
 
 # --- bytes

@@ -44,11 +44,12 @@ class UsageError(UserError):
 
 @dataclass(frozen=True)
 class Given:
-    """A function or module to compile, and the arguments of one call."""
+    """A function or module to compile, the arguments of one call, and those of later calls."""
 
     label: str
     function: Callable[..., Any]
     args: tuple[Any, ...]
+    again: tuple[tuple[Any, ...], ...] = ()
 
 
 def from_expression(text: str) -> Given:
@@ -70,6 +71,15 @@ def from_expression(text: str) -> Given:
     values = {name: x[0] if len(x) == 1 else tuple(x) for name, x in made.items()}
     function = _function(inputs, calls.replaced(made), SCOPE | values)
     return Given(source, function, tuple(values[name] for name in inputs))
+
+
+def arguments(text: str) -> tuple[Any, ...]:
+    """The arguments of one more call, from an expression: a tuple of them, or the only one."""
+    try:
+        made = eval(text, dict(SCOPE))
+    except Exception as error:
+        raise UsageError(f"{text!r}: {type(error).__name__}: {error}") from None
+    return made if isinstance(made, tuple) else (made,)
 
 
 def _keep(into: dict[str, list[Any]]) -> Callable[[str, Callable[[], Any]], Any]:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from rung.core import origins
+from rung.core import origins, trace
 from rung.core.config import Settings
-from rung.core.errors import LoweringError, RungError
+from rung.core.errors import LoweringError, MappingError, RungError
 from rung.core.op import Func, Op, Value, walk
 from rung.core.text import print_func
 from rung.pipeline import PASSES, Context, generated, read_mappings, run_pass
@@ -70,10 +70,26 @@ def _joined(found: Capture, texts: Sequence[str]) -> str:
 # --- going down
 
 def modules(graph: Graph, machine: Target, request: Request) -> Iterator[tuple[str, Module]]:
-    """(rung, module) of a graph, from `program` down."""
+    """(rung, module) of a graph, from `program` down to the rung that was asked for; below `tensor`
+    all of them, as a mapping that is lacking changes what is fused."""
     if graph.imported is None:
         raise RungError(f"the {graph.kind} graph stays with torch: {graph.refused}")
     module, context = Module((graph.imported.func,)), context_of(graph, machine, request)
+    down: list[tuple[str, Module]] = []
+    try:
+        for pair in _down(module, context):
+            down.append(pair)
+            if pair[0] == request.rung in ("program", "tensor"):
+                break
+    except MappingError as error:
+        down = []
+        trace.emit("declined", "choose", module.main.name, str(error))
+        yield from _down(module, replace(context, careful=True))
+    finally:
+        yield from down
+
+
+def _down(module: Module, context: Context) -> Iterator[tuple[str, Module]]:
     for step, after in zip(PASSES, (*PASSES[1:], None), strict=True):
         try:
             module = run_pass(step, module, context)

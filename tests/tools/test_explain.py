@@ -6,12 +6,14 @@ import pytest
 import torch
 from torch import nn
 
+from rung import cli
+from rung.core.errors import RungError
 from rung.pipeline import lower_module
 from rung.program.ir import Module
 from rung.targets.base import target
 from rung.tools.capture import Capture, capture
-from rung.tools.explain import explain, size
-from rung.tools.flops import bytes_after, bytes_before, flops
+from rung.tools.explain import SECTIONS, explain, size
+from rung.tools.flops import bytes_after, bytes_before, contractions, flops
 from rung.tools.given import Given, from_expression
 from rung.tools.show import Request
 
@@ -97,7 +99,7 @@ def test_breaks_have_a_line_and_a_reason(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_calls_that_stay_say_why() -> None:
     text = explain(from_expression("torch.sort(torch.randn(8))[0] + 1"), BASE)
-    assert "calls that stay with ATen\n    aten.sort.default x1: no entry" in text
+    assert "call aten.sort.default x1: no entry  <rung -c>:1" in text
 
 
 def test_lines_of_the_user() -> None:
@@ -117,6 +119,107 @@ def test_symbolic_sizes_are_told_with_their_hints() -> None:
     text = explain(Given("dynamic", lambda x: torch.exp(x) + 1, (x,)), BASE)
     assert "= 24" in text
     assert "1.5 KiB after fusion" in text
+
+
+def test_all_sections_have_names_in_the_help() -> None:
+    assert sorted(cli.SECTIONS) == sorted(SECTIONS)
+    with pytest.raises(RungError, match="no section is called 'loops'; there are dynamo, guards"):
+        explain(from_expression("torch.randn(3) + 1"), BASE, ["loops"])
+
+
+def test_what_dynamo_made() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x.clone().view(-1)
+        y.add_(1)
+        return torch.relu(y)
+
+    text = explain(Given("function", function, (torch.randn(3, 4),)), BASE,
+                   ["dynamo", "guards", "bytecode", "functional"])
+    graph, guards, code, forms = (text.index(f"Dynamo's {x} 1 of 1: function")
+                                  for x in ("graph", "guards", "bytecode", "functional form"))
+    assert "y.add_(1)" in text[graph:guards]
+    assert "check_tensor(L['x']" in text[guards:code] and "size=[3, 4]" in text[guards:code]
+    assert "__compiled_fn" in text[code:forms] and "RETURN_VALUE" in text[code:forms]
+    kept, copied = text[forms:].split("without mutations and views")
+    assert "add_" not in kept and "aten.view.default" in kept
+    assert "aten.view_copy.default" in copied and "aten.view.default" not in copied
+
+
+def test_what_autograd_made() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.lerp(x.exp(), x, 0.25) * y.round().detach()
+
+    text = explain(Given("function", function, (torch.randn(3, 4), torch.randn(4))),
+                   Request(target="cpu.base", train=True), ["aten", "decompositions", "saved"])
+    forward, backward = text.split("graph 2 of 2: backward")
+    assert "torch.ops.aten.exp.default" in forward and "tangents_1" in backward
+    assert "aten.lerp.Scalar -> " in forward
+    assert "saved for backward: " in forward and ": float32[3,4]\n" in forward
+    assert "gradients of 1 of 2 inputs; None for input 1" in backward
+
+
+def test_the_host_plan_and_the_passes() -> None:
+    text = explain(from_expression("torch.floor(torch.randn(8)) + 1"), BASE, ["plan", "passes"])
+    assert "step 0: launch floor_add(x0)" not in text  # the graph's own names
+    assert "host plan" in text and ": launch floor_add(" in text and "workspace 0 B" in text
+    assert "loop.fuse" in text and "fired: fuse 1" in text
+
+
+def test_recompiles_have_a_reason() -> None:
+    given = Given("dynamic", lambda x: torch.exp(x) + 1, (torch.randn(24, 8),),
+                  ((torch.randn(24, 8),), (torch.randn(7, 8),), (torch.randn(9, 8),)))
+    text = explain(given, BASE)
+    assert "graphs: 2 inference; graph breaks: 0; recompiles: 1" in text
+    assert "recompiled because 0/0: tensor 'x' size mismatch at index 0. expected 24, actual 7" \
+        in text
+
+
+def test_breaks_calls_and_refused_fusions_are_ranked_by_their_cost() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = torch.softmax(x @ x, -1).sum(0)
+        print("here")
+        return y.cumsum(0)
+
+    text = explain(Given("function", function, (torch.randn(64, 64),)), BASE, ["costs"])
+    head, *rows = text[text.index("what was not done"):].splitlines()
+    assert "modelled" in head
+    costs = [float(row.split()[0]) for row in rows]
+    assert costs == sorted(costs, reverse=True) and len(costs) >= 3
+    (broken,) = (row for row in rows if "graph break: " in row)
+    assert f" {size(2 * 64 * 4)} " in broken and __file__ in broken
+    (refused,) = (row for row in rows if "refused fusion" in row)
+    assert f" {size(2 * 64 * 64 * 4)} " in refused
+    assert any("call aten.cumsum.default x1" in row for row in rows)
+
+
+class Attends(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.project = nn.Embedding(50, 8), nn.Linear(8, 8)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.project(self.table(ids))
+        return torch.softmax(x @ x.transpose(1, 2), -1) @ x
+
+
+def test_the_estimate_of_a_model_names_its_assumptions() -> None:
+    ids = torch.randint(0, 50, (2, 5))
+    text = explain(Given("attends", Attends(), (ids,)), BASE)
+    held = 8 * 8 + 8
+    assert f"model: {held + 50 * 8} parameters, 400 of them only looked up; 10 tokens" in text
+    assert f"{2 * held * 10:,} FLOPs forward" in text and f"{6 * held * 10:,} in a train" in text
+    attention = 2 * 2 * (2 * 5 * 5 * 8)
+    assert f"attention {attention / (attention + 2 * 10 * 64):.1%}" in text
+    assert "assumes: a token is" in text
+
+
+def test_contractions_know_parameters_behind_views_and_casts() -> None:
+    model = nn.Linear(8, 4)
+    (graph,) = capture(Given("f", lambda x: x @ model.weight.double().t(),
+                             (torch.randn(3, 8, dtype=torch.double),))).graphs
+    assert graph.imported
+    found = contractions(graph.imported.func, {})
+    assert (found.weights, found.attention) == (2 * 3 * 8 * 4, 0)
 
 
 def test_training_of_a_module() -> None:

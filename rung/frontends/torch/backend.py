@@ -65,7 +65,7 @@ def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any],
     """A boxed callable for one ATen graph; the graph itself where Rung declines it."""
     try:
         with compat.unset_fake_temporarily(), told(), _own_errors():
-            imported = import_graph(gm, static=compat.static_inputs())
+            imported = import_graph(gm, static=compat.static_inputs(gm))
             pipeline: Any = importlib.import_module("rung.pipeline")
             run = pipeline.compile_program(imported.func, options, imported.constants,
                                            example_inputs)

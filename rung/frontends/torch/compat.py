@@ -5,10 +5,13 @@ Nothing here may import `torch._inductor`, which is slow to load.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
+from types import CodeType
 from typing import Any
 
 import torch
@@ -25,7 +28,7 @@ Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 Boxed = Callable[[list[Any]], Sequence[Any]]
 
 __all__ = ["SUPPORTED", "Boxed", "Compiler", "boxed", "break_reasons", "compile_graphs",
-           "is_signed", "is_traced", "size_expr", "static_inputs", "trace_artifact",
+           "is_backward", "is_signed", "is_traced", "size_expr", "static_inputs", "trace_artifact",
            "unset_fake_temporarily"]
 
 
@@ -98,8 +101,15 @@ def boxed(run: Callable[[list[Any]], Sequence[Any]]) -> Boxed:
     return run
 
 
-def static_inputs() -> frozenset[int]:
+def is_backward(gm: fx.GraphModule) -> bool:
+    """Whether a graph of AOTAutograd takes gradients of a forward graph's results."""
+    return any(n.op == "placeholder" and n.name.startswith("tangents_") for n in gm.graph.nodes)
+
+
+def static_inputs(gm: fx.GraphModule) -> frozenset[int]:
     """Positions of the parameters and buffers among the graph's inputs, while it is compiled."""
+    if is_backward(gm):
+        return frozenset()  # torch's are positions in the forward graph
     context = TracingContext.try_get()
     meta = context.fw_metadata if context else None
     return frozenset(meta.static_input_indices or ()) if meta else frozenset()
@@ -123,6 +133,76 @@ def trace_artifact(name: str, text: str) -> None:
     logs: Any = import_module("torch._logging._internal")
     logs.trace_structured("artifact", metadata_fn=lambda: {"name": name, "encoding": "string"},
                           payload_fn=lambda: text)
+
+
+@dataclass
+class Frame:
+    """A piece of Python that Dynamo rewrote around one graph: what it looked like, and became.
+
+    `examples` are the graph's inputs as Dynamo traced them, without data where they are fake.
+    """
+
+    graph: fx.GraphModule
+    examples: Sequence[Any]
+    old: CodeType | None = None
+    new: CodeType | None = None
+    guards: list[str] = field(default_factory=list)
+
+    def read_guards(self) -> None:
+        """Note what is checked before the rewritten code runs, while Dynamo knows it."""
+        entries: Any = import_module("torch._C._dynamo.eval_frame")._debug_get_cache_entry_list
+        found = [e for e in entries(self.old) if e.code is self.new] if self.old else []
+        lines = [line for e in found for line in str(e.guard_manager).splitlines()]
+        guards = (GUARD.match(line) for line in lines)
+        self.guards = list(dict.fromkeys(
+            g[1] for g in guards if g and not g[1].startswith("DIMENSION_DYNAMIC_MARKING")))
+
+    def functional(self) -> Iterator[tuple[str, str]]:
+        """(what is removed, code) of the graph without mutation, views kept and as copies."""
+        trace: Any = import_module("torch.fx.experimental.proxy_tensor").make_fx
+        for removed in ("mutations", "mutations_and_views"):
+            with torch.no_grad():
+                made = trace(torch.func.functionalize(self.graph, remove=removed))(*self.examples)
+            yield removed, made.print_readable(print_output=False)
+
+
+GUARD = re.compile(r"[| ]*\+- ([A-Z_]+: .*?)(?:\s+# .*)?$")
+
+
+def watched(function: Callable[..., Any], backend: Callable[..., Any], frames: list[Frame],
+            recompiles: list[str]) -> tuple[Callable[..., Any], Any]:
+    """`function` compiled by `backend`, which `frames` and the reasons of `recompiles` tell about;
+    the second result has `remove`, which ends that."""
+    def noted(gm: fx.GraphModule, examples: Sequence[Any]) -> Any:
+        frames.append(Frame(gm, examples))
+        return backend(gm, examples)
+
+    def rewritten(old: CodeType, new: CodeType) -> None:
+        if frames and frames[-1].new is None:
+            frames[-1].old, frames[-1].new = old, new
+    hooks: Any = import_module("torch._dynamo.convert_frame")
+    compiled: Any = torch._dynamo.optimize(
+        noted, guard_fail_fn=lambda failed: recompiles.append(str(failed.reason)))(function)
+    return compiled, hooks.register_bytecode_hook(rewritten)
+
+
+def decomposed(gm: fx.GraphModule) -> dict[str, list[str]]:
+    """Operators that torch wrote out in terms of others, with the operators that stand for them."""
+    found: dict[str, list[str]] = {}
+    for node in gm.graph.nodes:
+        before, after = str(node.meta.get("original_aten")), node.target
+        if before not in ("None", str(after)) and isinstance(after, torch._ops.OpOverload):
+            found.setdefault(before, []).append(str(after))
+    return found
+
+
+def described(gm: fx.GraphModule) -> tuple[list[tuple[fx.Node, Any]], list[tuple[Any, Any]]]:
+    """(node, what it is to AOTAutograd) of the inputs and of the results of a graph."""
+    nodes = list(gm.graph.nodes)
+    inputs = [(n, n.meta.get("desc")) for n in nodes if n.op == "placeholder"]
+    results = nodes[-1].args[0]
+    descriptions = nodes[-1].meta.get("desc") or [None] * len(results)
+    return inputs, list(zip(results, descriptions, strict=True))
 
 
 def size_expr(size: torch.SymInt) -> Any:
