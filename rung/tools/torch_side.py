@@ -71,7 +71,7 @@ def saved(gm: fx.GraphModule) -> Iterator[str]:
     """What a forward graph keeps for the backward one; inputs that get no gradient from that."""
     _, results = compat.described(gm)
     kept = [x for x, kind in results if type(kind).__name__ == "SavedForBackwardsAOTOutput"]
-    grads = [kind for _, kind in results if type(kind).__name__ == "GradAOTOutput"]
+    grads = [x for x, kind in results if type(kind).__name__ == "GradAOTOutput"]
     if kept:
         values = [x.meta["val"] for x in kept]
         total = sum(v.nbytes for v in values if isinstance(v, torch.Tensor))
@@ -79,7 +79,7 @@ def saved(gm: fx.GraphModule) -> Iterator[str]:
         yield from (f"    {x.name}: {_type(v)}" for x, v in zip(kept, values, strict=True))
     if grads:
         none = [n for n, (x, _) in enumerate(results) if x is None]
-        yield f"  gradients of {len(grads)} of {len(results)} inputs" + (
+        yield f"  gradients of {len(results) - len(none)} of {len(results)} inputs" + (
             f"; None for input {', '.join(map(str, none))}" if none else "")
 
 
