@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from rung.core import trace
+from rung.core import origins, trace
 from rung.core.config import Settings
 from rung.core.cost import bound
 from rung.core.errors import LoweringError, MappingError, RungError, Unsupported
@@ -39,6 +39,7 @@ from rung.program import ir as program_ir
 from rung.program import memory, outline, reinplace, views
 from rung.program.ir import Composite, Module
 from rung.runtime.executable import Executable
+from rung.runtime.host import host_code
 from rung.targets.base import Target, is_library, target
 from rung.tensor import empty, to_loop
 from rung.tensor import simplify as tensor_simplify
@@ -301,9 +302,9 @@ def compile_program(func: Func, options: Any, constants: Sequence[Any],
     try:
         stages = lower_module(func, target(options.target), options.precision,
                               hints_of(func, example_inputs), read_mappings(options.mappings))
-        made = executable(stages, constants)
+        made = executable(stages, constants, lines_of(func))
         trace.emit("compiled", "pipeline", func.name, stages=stages)
-        return made
+        return made.run
     except RungError:
         raise
     except Exception as error:  # a bug of ours must not stop the user's model
@@ -311,6 +312,12 @@ def compile_program(func: Func, options: Any, constants: Sequence[Any],
 
 
 HOST = torch.device("cpu")
+
+
+def lines_of(func: Func) -> dict[str, str]:
+    """The user's line of each result of a call, where it is known."""
+    found = {r.name: origins.of(r) for op in func.body.ops for r in op.results}
+    return {name: f"{of[0].line}: {of[0].code}" for name, of in found.items() if of and of[0].line}
 
 
 def hints_of(func: Func, example_inputs: Sequence[Any]) -> dict[str, int]:
@@ -336,12 +343,16 @@ def read_mappings(path: str) -> dict[str, TileMapping]:
     return {m.kernel: m for m in found}
 
 
-def executable(stages: Stages, constants: Sequence[Any] = ()) -> Executable:
-    """What runs the lowest rung of `stages` on tensors of the host."""
+def executable(stages: Stages, constants: Sequence[Any] = (),
+               lines: Mapping[str, str] | None = None) -> Executable:
+    """What runs the lowest rung of `stages` on tensors of the host; `lines` are the user's, by the
+    results of calls."""
     module, machine = stages.modules["kernel"], stages.target
     own = generated(module)
-    with _timed("source", "build"):
-        launches = dict(machine.load(own, stages.source)) if own else {}
-    calls = {k.name: machine.call(k) for k in module.kernels if is_library(k)}
     with _timed("source", "host"):
-        return Executable(memory.plan(module.main), module, launches, calls, constants)
+        code, stretches = host_code(memory.plan(module.main), module, len(constants), lines)
+    with _timed("source", "build"):
+        launches = machine.load(own, stages.source, stretches) if own or stretches else {}
+    libraries = {k.name: machine.call(k) for k in module.kernels if is_library(k)}
+    with _timed("source", "load"):
+        return Executable(code, machine, launches, libraries, constants)

@@ -48,6 +48,8 @@ ALLOWED: dict[tuple[str, str], str] = {
         "torch calls the backend, and it hands over to the list of passes",
     ("rung.frontends.torch.backend", "rung.targets.base"):
         "the names of the targets, by which it checks the user's option",
+    ("rung.runtime.executable", "rung.frontends.torch.calls"):
+        "it gives the names of calls in the host's code their torch overloads",
     ("rung.runtime.host", "rung.frontends.torch.calls"):
         "a call's text means the same torch overload where it runs as where it was read",
 }

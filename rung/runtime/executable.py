@@ -9,31 +9,50 @@ from typing import Any
 
 import torch
 
-from rung.program.ir import Module
-from rung.program.memory import Plan
-from rung.runtime.host import host_code
-from rung.targets.base import Launch
+from rung.frontends.torch.calls import overload
+from rung.runtime.host import HELPERS, Code
+from rung.runtime.tensors import empty, refusal
+from rung.targets.base import Launch, Target
 
 _number = count()
 
 
 class Executable:
-    """Runs the main program of a module; `launches` take addresses, `calls` take tensors.
+    """Runs the main program of a module; `launches` are of its stretches, `libraries` of kernels.
 
     `run` takes the arguments (without the constants) as a list, which it empties, and gives a
     tuple of tensors. `text` is its code.
     """
 
-    def __init__(self, plan: Plan, module: Module, launches: Mapping[str, Launch],
-                 calls: Mapping[str, Launch], constants: Sequence[torch.Tensor] = ()):
-        self.plan, self.module = plan, module
-        code = host_code(plan, module, launches, calls, constants)
+    def __init__(self, code: Code, target: Target, launches: Mapping[str, Launch],
+                 libraries: Mapping[str, Callable[..., None]],
+                 constants: Sequence[torch.Tensor] = ()):
         self.text = code.text
-        path = f"<rung {module.main.name} {next(_number)}>"
+        self.names: dict[str, Any] = dict(HELPERS)
+        find: dict[str, Callable[[Any], Any]] = {
+            "call": overload, "library": libraries.__getitem__, "constant": constants.__getitem__}
+        for name, (kind, what) in code.names.items():
+            self.names[name] = find[kind](what)
+        for name, bound in code.stretches.items():
+            self.names[f"launch_{name}"] = _raising(launches.get(name), refusal(bound.sites))
+        path = f"<rung {next(_number)}>"
         linecache.cache[path] = (len(self.text), None, self.text.splitlines(True), path)
-        names = dict(code.names)
-        exec(compile(self.text, path, "exec"), names)
-        self.run: Callable[[list[Any]], tuple[torch.Tensor, ...]] = names["run"]
+        exec(compile(self.text, path, "exec"), self.names)
+        for name, bound in code.stretches.items():
+            launch = launches[code.whole if name == "run" else name]
+            boxed = constants if bound.signature.boxed else ()
+            self.names[name] = target.bind(
+                bound.signature, launch, self.names[name], refuse=refusal(bound.sites),
+                empty=empty, constants=boxed)
+        self.run: Callable[[list[Any]], tuple[torch.Tensor, ...]] = self.names["run"]
 
     def __call__(self, args: list[Any]) -> tuple[torch.Tensor, ...]:
         return self.run(args)
+
+
+def _raising(launch: Launch | None, refuse: Callable[[int, int], None]) -> Launch:
+    """A launch of a stretch that raises what its error word says."""
+    def run(addresses: Sequence[int], sizes: Sequence[int]) -> None:
+        assert launch is not None
+        refuse(*launch(addresses, sizes))
+    return run

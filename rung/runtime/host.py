@@ -1,16 +1,23 @@
-"""The host's code of a program: Python text that allocates, launches kernels and calls torch.
+"""The host's code of a program: Python text that allocates, runs stretches and calls torch.
 
-    program f(x: f32[4,8] input) -> ...      ->    def run(args):
-      t = kernel add(x)                              (x,) = args
-      u = kernel mul(t)                              args.clear()
-      return u                                       w = take(128)
-                                                     add(x.data_ptr(), w.address)
-                                                     u = empty((4, 8), (8, 1), f32)
-                                                     mul(w.address, u.data_ptr())
+    program f(x: f32[4,8] input) -> ...      ->    def stretch_0(x, at):
+      t = kernel add(x)                              # add(x, at)
+      u = kernel mul(t)                              # mul(at, u)
+      return u                                       u = empty((4, 8), (8, 1), torch.float32)
+                                                     launch_stretch_0((x.data_ptr(), ...), ())
+                                                     return u,
+
+                                                   def run(args):
+                                                     x, = args
+                                                     args.clear()
+                                                     w = take(128)
+                                                     at = w.address
+                                                     u, = stretch_0(x, at)
                                                      give(w)
-                                                     return (u,)
+                                                     return u,
 
 A temporary that only kernels see is an address in the workspace; any other value is a tensor.
+A target may do in native code what `stretch_0` says, and `run` where it does nothing else.
 """
 
 from __future__ import annotations
@@ -18,58 +25,85 @@ from __future__ import annotations
 import keyword
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
 import torch
 
 from rung.core.errors import LoweringError
-from rung.core.expr import ONE, Expr
+from rung.core.expr import Expr
 from rung.core.op import Op, Value
-from rung.core.types import IndexType, TensorType
-from rung.frontends.torch.calls import DTYPES, overload, to_torch
-from rung.program.ir import ERRORS, Call, Check, KernelCall, Module, Return, Write
-from rung.program.memory import Plan, Storage
+from rung.core.types import DType, IndexType, TensorType, shape_of
+from rung.frontends.torch.calls import DTYPES, overload
+from rung.program.ir import Call, Check, KernelCall, Module, Return, Write
+from rung.program.memory import Plan, Step, Storage
 from rung.program.views import is_view
 from rung.runtime import pool, tensors
-from rung.targets.base import Launch, buffers_of, symbols_of
+from rung.runtime.stretches import (
+    Builder,
+    Built,
+    Part,
+    buffers,
+    is_checked_natively,
+    parts,
+)
+from rung.runtime.tensors import Site
+from rung.targets.base import Signature, Stretch, buffers_of, is_library, strides_of
 
 HELPERS = {"take": pool.take, "give": pool.give, "empty": tensors.empty, "fit": tensors.fit,
-           "leaves": tensors.leaves, "check": tensors.check, "bump": tensors.bump}
+           "leaves": tensors.leaves, "check": tensors.check, "bump": tensors.bump, "torch": torch}
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A stretch as the host calls it, with what its checks raise."""
+
+    signature: Signature
+    sites: tuple[Site, ...]
 
 
 @dataclass
 class Code:
-    """Lines of the body of `run`, and the objects that they name."""
+    """Python text, and what its names stand for besides `HELPERS`: (`call`, an overload),
+    (`library`, a kernel) or (`constant`, a number). `whole` is the stretch that is all of `run`."""
 
+    functions: list[str] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
-    names: dict[str, Any] = field(default_factory=lambda: dict(HELPERS))
+    names: dict[str, tuple[str, Any]] = field(default_factory=dict)
+    stretches: dict[str, Bound] = field(default_factory=dict)
+    whole: str = ""
 
     @property
     def text(self) -> str:
-        return "\n".join(["def run(args):", *(f"    {line}" for line in self.lines), ""])
+        run = ["def run(args):", *(f"    {line}" for line in self.lines), ""]
+        return "\n".join([*self.functions, *run])
 
-    def bind(self, hint: str, thing: Any) -> str:
+    def bind(self, hint: str, kind: str, what: Any) -> str:
         """A name for an object."""
         name, n = hint, 1
-        while name in self.names and self.names[name] is not thing:
+        while name in HELPERS or self.names.get(name, (kind, what)) != (kind, what):
             name, n = f"{hint}_{n}", n + 1
-        self.names[name] = thing
+        self.names[name] = kind, what
         return name
 
 
-def host_code(plan: Plan, module: Module, launches: Mapping[str, Launch],
-              calls: Mapping[str, Launch], constants: Sequence[torch.Tensor] = ()) -> Code:
-    """The code of the main program. LoweringError for an op that the host cannot do."""
-    return _Host(plan, module, launches, calls, constants).run()
+def host_code(plan: Plan, module: Module, constants: int = 0,
+              lines: Mapping[str, str] | None = None) -> tuple[Code, list[Stretch]]:
+    """The code of the main program, whose last parameters are so many constants, and the stretches
+    in it. `lines` are the user's, by the results of calls. LoweringError for an op that the host
+    cannot do."""
+    host = _Host(plan, module, constants, lines or {})
+    return host.run(), host.stretches
 
 
 class _Host:
-    def __init__(self, plan: Plan, module: Module, launches: Mapping[str, Launch],
-                 calls: Mapping[str, Launch], constants: Sequence[torch.Tensor]):
-        self.plan, self.module, self.launches, self.calls = plan, module, launches, calls
+    def __init__(self, plan: Plan, module: Module, constants: int, lines: Mapping[str, str]):
+        self.plan, self.module, self.lines = plan, module, lines
         self.program = module.main
-        self.constants = dict(zip(self.program.params[::-1], constants[::-1], strict=False))
-        self.code = Code()
+        count = len(self.program.params) - constants
+        self.constants = {p: n for n, p in enumerate(self.program.params[count:])}
+        self.generated = {k.name for k in module.kernels if not is_library(k)}
+        self.code, self.stretches = Code(), list[Stretch]()
         self.known: set[str] = set()  # size symbols that have a variable
         self.addresses: dict[Storage, str] = {}
         self.variables: dict[Storage, list[str]] = {}
@@ -78,6 +112,8 @@ class _Host:
                      for v in (*s.op.operands(), *s.op.results)}
         self.read = {v for s in plan.steps if not isinstance(s.op, Call | Return)
                      for v in s.op.operands()}
+        self.needed = self.held | self.behind(self.held)
+        self.builder = Builder(plan, module, self.raw)
         self.names: dict[Value, str] = {}
         self.copied: list[tuple[str, str]] = []  # (mutated argument, its copy in another layout)
 
@@ -89,14 +125,30 @@ class _Host:
         if self.plan.workspace:
             self.line(f"w = take({self.plan.workspace})")
             self.line("at = w.address")
-        for number, step in enumerate(self.plan.steps):
-            self.step(step.op)
-            if not isinstance(step.op, Return):
-                self.drop(number)
+        for part in parts(self.plan, self.takes_addresses):
+            ops = [step.op for step in part.steps]
+            if any(map(self.takes_addresses, ops)):
+                self.stretch(part)
+            else:
+                for op in ops:
+                    self.step(op)
+            if not isinstance(ops[-1], Return):
+                self.drop(part)
         return self.code
 
     def takes_addresses(self, op: Op) -> bool:
-        return isinstance(op, KernelCall) and op.callee in self.launches
+        return is_checked_natively(op) or (
+            isinstance(op, KernelCall) and op.callee in self.generated)
+
+    def behind(self, values: set[Value]) -> set[Value]:
+        """Values of which others are views or later states, without a variable of their own."""
+        found: set[Value] = set()
+        for op in reversed([s.op for s in self.plan.steps]):
+            olds = op.updates if isinstance(op, KernelCall) else \
+                op.operands() if is_view(op) else ()
+            found |= {old for new, old in zip(op.results, olds, strict=False)
+                      if new in values or new in found}
+        return found
 
     # ---- arguments
     def inputs(self) -> None:
@@ -105,11 +157,11 @@ class _Host:
         if names:
             self.line(f"{names}= args")
         self.line("args.clear()")
-        for param, tensor in self.constants.items():
-            self.names[param] = self.code.bind(self.name(param), tensor)
+        for param, number in self.constants.items():
+            self.names[param] = self.code.bind(self.name(param), "constant", number)
         self.known |= {p.name for p in given if isinstance(p.type, IndexType)}
         for param in given:
-            for dim, size in enumerate(_shape(param)):
+            for dim, size in enumerate(shape_of(param.type)):
                 if size.is_symbol() and str(size) not in self.known:
                     self.known.add(str(size))
                     self.line(f"{size} = {self.name(param)}.shape[{dim}]")
@@ -142,7 +194,7 @@ class _Host:
     def refit(self, value: Value, test: str) -> None:
         assert isinstance(value.type, TensorType)
         name, kind = self.name(value), value.type
-        strides = kind.strides or dense(kind.shape)
+        strides = strides_of(kind)
         self.line(f"if {test}: {name} = fit({name}, {self.tuple(kind.shape)}, "
                   f"{self.tuple(strides)}, {self.dtype(kind)})")
 
@@ -158,7 +210,8 @@ class _Host:
         """The variable of a value; helpers and keywords keep their names."""
         if value not in self.names:
             name = value.name
-            taken = keyword.iskeyword(name) or name in (*HELPERS, "args", "w", "at", "run")
+            taken = (keyword.iskeyword(name) or name in (*HELPERS, "args", "w", "at", "run")
+                     or name.startswith(("stretch_", "launch_", "run_")))
             self.names[value] = f"{name}_" if taken else name
         return self.names[value]
 
@@ -172,11 +225,11 @@ class _Host:
         return storage.offset is not None and not any(
             v in self.held for v in storage.values)
 
-    def address(self, value: Value) -> str:
-        storage = self.plan.home[value]
-        if self.raw(storage):
-            return f"at + {storage.offset}" if storage.offset else "at"
-        return f"{self.name(storage.values[0])}.data_ptr()"
+    def place(self, value: Value) -> str:
+        """Where a kernel finds a value: a variable, or an address in the workspace."""
+        root = self.builder.root(value)
+        offset = self.plan.home[value].offset
+        return self.name(root) if root else f"at + {offset}" if offset else "at"
 
     def size(self, expr: Expr) -> str:
         return str(expr)
@@ -188,7 +241,7 @@ class _Host:
     def step(self, op: Op) -> None:
         match op:
             case KernelCall():
-                self.launch(op)
+                self.library(op)
             case Call():
                 self.call(op)
             case Check():
@@ -202,85 +255,137 @@ class _Host:
             case _:
                 raise LoweringError(f"the host cannot do {op.keyword}")
 
-    def launch(self, op: KernelCall) -> None:
-        kernel = self.module.kernel(op.callee)
-        outs = op.results[len(op.updates):]
-        for new in outs:
-            self.allocate(new)
-        values = [v for v in (*op.args, *outs) if isinstance(v.type, TensorType)]
-        if self.takes_addresses(op):
-            run, given = self.launches[kernel.name], [self.address(v) for v in values]
-            given += [self.known_size(s) for s in symbols_of(kernel)]
-        else:
-            run = self.calls[kernel.name]
-            given = [self.shaped(v, b) for v, b in zip(values, buffers_of(kernel), strict=True)]
-        self.line(f"{self.code.bind(f'run_{kernel.name}', run)}({', '.join(given)})")
-        for new, old in zip(op.results, op.updates, strict=False):
+    def stretch(self, part: Part) -> None:
+        """One call for several kernels and checks, and the names of what they leave."""
+        built = self.builder.build(f"stretch_{len(self.stretches)}", part)
+        name, sizes = built.stretch.name, list(map(self.known_size, built.stretch.sizes))
+        given = [*map(self.name, built.given), *sizes, *(["at"] if built.workspace else [])]
+        call, results = f"{name}({', '.join(given)})", self.listed(built.made)
+        self.line(f"{results} = {call}" if results else call)
+        self.code.functions += self.twin(built, call, part)
+        self.stretches.append(built.stretch)
+        kinds = (*map(kind_of, built.given), *("size" for _ in sizes),
+                 *(["address"] if built.workspace else []))
+        sites = tuple(map(self.site, built.checks))
+        made = tuple(map(kind_of, built.made))
+        self.code.stretches[name] = Bound(Signature(kinds, made, tuple(range(len(made)))), sites)
+        before = len(self.code.lines)
+        for value in built.made:
+            self.own(value)
+        for step in part.steps:
+            self.rename(step.op)
+        if part.first == 0 and len(self.code.lines) == before:
+            self.box(built, self.plan.steps[part.last + 1:])
+
+    def listed(self, values: Sequence[Value]) -> str:
+        return ", ".join(map(self.name, values)) + "," * (len(values) == 1)
+
+    def twin(self, built: Built, head: str, part: Part) -> list[str]:
+        """The function of a stretch in Python."""
+        addresses = [f"{self.name(v)}.data_ptr()" for v in (*built.given, *built.made)]
+        addresses += ["at"] if built.workspace else []
+        done = [f"    # {op.callee if isinstance(op, KernelCall) else op.keyword}"
+                f"({', '.join(map(self.place, buffers(op)))})"
+                for op in (step.op for step in part.steps) if buffers(op)]
+        return [f"def {head}:", *done, *(f"    {self.allocation(v)}" for v in built.made),
+                f"    launch_{built.stretch.name}([{', '.join(addresses)}], "
+                f"[{', '.join(built.stretch.sizes)}])",
+                f"    return ({self.listed(built.made)})", ""]
+
+    def box(self, built: Built, rest: Sequence[Step]) -> None:
+        """Note a stretch that is all of `run`: it can take the list of arguments by itself."""
+        params, sizes = self.program.params, built.stretch.sizes
+        kinds = tuple("size" if p.name in sizes and isinstance(p.type, IndexType) else
+                      kind_of(p) if p in built.given else "unused" for p in params)
+        returned = rest[0].op.operands() if len(rest) == 1 else ()
+        if (len(rest) == 1 and set(returned) <= set(built.made) and not self.copied
+                and not built.workspace and kinds.count("size") == len(sizes)):
+            bound = self.code.stretches[built.stretch.name]
+            results = tuple(map(built.made.index, returned))
+            self.code.stretches["run"] = Bound(
+                Signature(kinds, bound.signature.made, results, boxed=True), bound.sites)
+            self.code.whole = built.stretch.name
+
+    def site(self, op: Check) -> Site:
+        return Site(op.error, op.message, self.lines.get(op.node, ""))
+
+    def rename(self, op: Op) -> None:
+        """The variables of views and of later states of a tensor."""
+        if is_view(op):
+            self.view(op)
+        for new, old in zip(op.results, getattr(op, "updates", ()), strict=False):
             self.alias(new, old)
             if self.plan.home[old].role == "mutated":
                 self.line(f"bump({self.name(self.plan.home[old].values[0])})")
 
+    def library(self, op: KernelCall) -> None:
+        """A kernel that a library runs on tensors."""
+        kernel = self.module.kernel(op.callee)
+        outs = op.results[len(op.updates):]
+        for new in outs:
+            self.line(self.allocation(new))
+            self.own(new)
+        values = [v for v in (*op.args, *outs) if isinstance(v.type, TensorType)]
+        given = [self.shaped(v, b) for v, b in zip(values, buffers_of(kernel), strict=True)]
+        run = self.code.bind(f"run_{kernel.name}", "library", kernel.name)
+        self.line(f"{run}({', '.join(given)})")
+        self.rename(op)
+
     def shaped(self, value: Value, buffer: Value) -> str:
         """A tensor in the shape that a kernel declares, which may be flatter."""
-        same = _shape(value) == _shape(buffer)
-        return self.name(value) + ("" if same else f".view({self.tuple(_shape(buffer))})")
+        shape = shape_of(buffer.type)
+        return self.name(value) + (
+            "" if shape_of(value.type) == shape else f".view({self.tuple(shape)})")
 
     def known_size(self, symbol: str) -> str:
         if symbol not in self.known:
             raise LoweringError(f"no argument gives the size {symbol}")
         return symbol
 
-    def allocate(self, value: Value) -> None:
-        """The tensor of a kernel's result, where it is more than an address."""
-        if self.raw(self.plan.home[value]):
-            return
+    def allocation(self, value: Value) -> str:
+        """The line that makes the tensor of a kernel's result."""
         assert isinstance(value.type, TensorType)
-        shape, dtype = value.type.shape, self.dtype(value.type)
-        strides = value.type.strides or dense(shape)
-        self.line(f"{self.name(value)} = empty({self.tuple(shape)}, {self.tuple(strides)}, "
-                  f"{dtype})")
-        self.own(value)
+        shape, strides = self.tuple(value.type.shape), self.tuple(strides_of(value.type))
+        return f"{self.name(value)} = empty({shape}, {strides}, {self.dtype(value.type)})"
 
     def dtype(self, kind: TensorType) -> str:
-        found = DTYPES.get(kind.dtype) or getattr(torch, kind.dtype.name)
-        return self.code.bind(str(found).removeprefix("torch."), found)
+        return str(DTYPES.get(kind.dtype) or getattr(torch, kind.dtype.name))
 
     def alias(self, new: Value, old: Value) -> None:
         """`new` is the state of the tensor `old`."""
-        if not self.raw(self.plan.home[old]):
+        if new in self.needed:
             self.line(f"{self.name(new)} = {self.name(old)}")
             self.own(new)
 
     def view(self, op: Op) -> None:
         (old,) = op.operands()
-        if not self.raw(self.plan.home[old]):
-            shape = self.tuple(_shape(op.result))
+        if op.result in self.needed:
+            shape = self.tuple(shape_of(op.result.type))
             self.line(f"{self.name(op.result)} = {self.name(old)}.view({shape})")
             self.own(op.result)
 
     def check(self, op: Check) -> None:
-        error = self.code.bind(op.error, ERRORS[op.error])
-        self.line(f"check({self.name(op.value)}, {self.size(op.lo)}, {self.size(op.hi)}, {error}, "
-                  f"{op.message!r})")
+        self.line(f"check({self.name(op.value)}, {self.size(op.lo)}, {self.size(op.hi)}, "
+                  f"{op.error!r}, {op.message!r}, {self.lines.get(op.node, '')!r})")
 
     def leave(self, op: Return) -> None:
         for given, copy in self.copied:
             self.line(f"if {given} is not {copy}: {given}.copy_({copy})")
         if self.plan.workspace:
             self.line("give(w)")
-        self.line(f"return ({''.join(f'{self.name(v)}, ' for v in op.values)})")
+        self.line(f"return ({self.listed(op.values)})")
 
-    def drop(self, number: int) -> None:
-        """Forget the tensors whose last use was this step."""
+    def drop(self, part: Part) -> None:
+        """Forget the tensors whose last use was in these steps."""
         dead = [name for s, names in self.variables.items() for name in names
-                if s.last == number and not self.returned.intersection(s.values)
+                if part.first <= s.last <= part.last and not self.returned.intersection(s.values)
                 and s.role != "mutated"]
         if dead:
             self.line(f"del {', '.join(dict.fromkeys(dead))}")
 
     # ---- calls of torch
     def call(self, op: Call) -> None:
-        run = self.code.bind(op.target.replace(".", "_"), overload(op.target))
+        run = self.code.bind(op.target.replace(".", "_"), "call", op.target)
         args = [self.argument(a) for name, a in op.args if not name]
         args += [f"{name}={self.argument(a)}" for name, a in op.args if name]
         text = f"{run}({', '.join(args)})"
@@ -307,27 +412,25 @@ class _Host:
                 return self.size(x)
             case tuple():
                 return f"[{', '.join(map(self.argument, x))}]"
-            case None | bool() | int():
-                return repr(x)
-        return self.code.bind("const", to_torch(x, _no_value, {}))
+            case float():
+                return repr(x) if isfinite(x) else f"float('{x}')"
+            case DType():
+                return str(DTYPES[x])
+            case str():
+                kind, _, name = x.partition(":")
+                if kind == "device":
+                    return f"torch.device({name!r})"
+                if kind in ("layout", "memory_format") or x.startswith("torch."):
+                    return f"torch.{(name or x).removeprefix('torch.')}"
+        return repr(x)
 
 
-def _no_value(value: Value) -> Any:
-    raise LoweringError(f"{value.name} is no constant")
+def kind_of(value: Value) -> str:
+    """A tensor's word in a `Signature`."""
+    assert isinstance(value.type, TensorType)
+    return f"{value.type.dtype}/{len(value.type.shape)}"
 
 
 def _is_tensor(op: Call) -> bool:
     return str(overload(op.target)._schema.returns[0].type) == "Tensor"
-
-
-def _shape(value: Value) -> tuple[Expr, ...]:
-    return value.type.shape if isinstance(value.type, TensorType) else ()
-
-
-def dense(shape: Sequence[Expr]) -> tuple[Expr, ...]:
-    """Strides of a contiguous tensor, of which none is 0."""
-    strides = [ONE]
-    for size in reversed(shape[1:]):
-        strides.append(strides[-1] * (ONE if size.is_const(0) else size))
-    return tuple(reversed(strides)) if shape else ()
 

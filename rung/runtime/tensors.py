@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NoReturn
 
 import torch
 from torch._C._dynamo import guards
 from torch.utils._pytree import tree_leaves
+
+from rung.program.ir import ERRORS
 
 
 def new_memory(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -54,14 +57,32 @@ def leaves(out: Any) -> list[Any]:
     return [leaf for leaf in tree_leaves(out) if leaf is not None]
 
 
-def check(value: torch.Tensor, low: int, high: int, error: type[Exception], message: str) -> None:
+@dataclass(frozen=True)
+class Site:
+    """What a check raises: the name of a class, eager's message, in which {} is the first element
+    at fault, and the user's line."""
+
+    error: str
+    message: str
+    line: str = ""
+
+    def fail(self, found: int) -> NoReturn:
+        error = ERRORS[self.error](self.message.replace("{}", str(found)))
+        if self.line:
+            error.add_note(self.line)
+        raise error
+
+
+def refusal(sites: Sequence[Site]) -> Callable[[int, int], None]:
+    """What raises the error of an error word: the number of a check, from 1, and an element."""
+    def refuse(number: int, found: int) -> None:
+        if number:
+            sites[number - 1].fail(found)
+    return refuse
+
+
+def check(value: torch.Tensor, low: int, high: int, error: str, message: str, line: str) -> None:
     """Raise `error` unless low <= v < high for all elements."""
-    if value.numel() == 1:
-        bad = not low <= value.item() < high
-    elif value.numel():
-        least, most = value.aminmax()
-        bad = least.item() < low or most.item() >= high
-    else:
-        bad = False
-    if bad:
-        raise error(message)
+    bad = value[(value < low) | (value >= high)]
+    if bad.numel():
+        Site(error, message, line).fail(int(bad[0]))

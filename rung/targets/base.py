@@ -8,18 +8,71 @@ host calls with addresses: `launch(address of each buffer..., size symbols...)`,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
-from typing import Protocol
+from typing import Any, Protocol
 
 from rung.core.errors import RungError
-from rung.core.expr import Expr, is_size
+from rung.core.expr import ONE, Expr, is_size
 from rung.core.machine import Machine
 from rung.core.op import Func, Value, expressions, walk
 from rung.core.types import TensorType
 from rung.tile.atoms import Library
 from rung.tile.mapping import Mapping as TileMapping
 
-Launch = Callable[..., None]
+Launch = Callable[..., Any]
+Place = tuple[int, int]
+"""Where a buffer of a stretch lies: the number of an address, and bytes after it."""
+
+
+@dataclass(frozen=True)
+class Launched:
+    """One kernel of a stretch, with the places of its buffers."""
+
+    kernel: str
+    places: tuple[Place, ...]
+    sizes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Checked:
+    """One check of a stretch: an error unless low <= v < high for all elements at `place`."""
+
+    place: Place
+    type: TensorType
+    low: Expr
+    high: Expr
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Kernels and checks that run one after the other in one native call.
+
+    The launch of a stretch takes a sequence of addresses (of tensors `given`, then of those `made`
+    for it, then of the workspace if there is one) and one of `sizes`. It gives its error word:
+    the number of the check that failed, from 1, and the first element that was at fault; or (0, 0).
+    """
+
+    name: str
+    given: tuple[TensorType, ...]
+    made: tuple[TensorType, ...]
+    sizes: tuple[str, ...]
+    steps: tuple[Launched | Checked, ...]
+
+
+@dataclass(frozen=True)
+class Signature:
+    """How Python calls a stretch.
+
+    `kinds` has a word for each argument, in order: `f32/2` for a tensor's type and rank, `size`,
+    `address` or `unused`; `made` the same for the tensors that the call makes, of which `results`
+    are returned. `boxed`: the arguments come in one list, which is emptied.
+    """
+
+    kinds: tuple[str, ...]
+    made: tuple[str, ...]
+    results: tuple[int, ...]
+    boxed: bool = False
 
 
 class Target(Protocol):
@@ -43,8 +96,15 @@ class Target(Protocol):
     def emit(self, kernels: Sequence[Func]) -> str:
         """One source file for kernels of Kernel IR, which the target's compiler takes as it is."""
 
-    def load(self, kernels: Sequence[Func], source: str) -> Mapping[str, Launch]:
-        """A launch for each kernel, by name. TargetCompileError or LaunchError if that fails."""
+    def load(self, kernels: Sequence[Func], source: str, stretches: Sequence[Stretch] = ()
+             ) -> Mapping[str, Launch]:
+        """A launch for each kernel and stretch, by name. TargetCompileError or LaunchError if
+        that fails."""
+
+    def bind(self, signature: Signature, launch: Launch, slow: Callable[..., Any],
+             **rest: Any) -> Callable[..., Any]:
+        """`slow`, Python that calls the launch of a stretch, or what does the same faster; `rest`
+        is what that needs of the host."""
 
     def call(self, kernel: Func) -> Callable[..., None]:
         """What runs a kernel that is a library's, on the tensors that are its buffers."""
@@ -81,6 +141,16 @@ def target(name: str) -> Target:
 def buffers_of(kernel: Func) -> tuple[Value, ...]:
     """A kernel's tensors, in the order in which a launch takes their addresses."""
     return tuple(v for v in (*kernel.params, *kernel.outs) if isinstance(v.type, TensorType))
+
+
+def strides_of(kind: TensorType) -> tuple[Expr, ...]:
+    """A tensor's strides; those of a contiguous one are as torch has them, none is 0."""
+    if kind.strides is not None or not kind.shape:
+        return kind.strides or ()
+    strides = [ONE]
+    for size in reversed(kind.shape[1:]):
+        strides.append(strides[-1] * (ONE if size.is_const(0) else size))
+    return tuple(reversed(strides))
 
 
 def symbols_of(kernel: Func) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from rung.core import origins
 from rung.core.errors import Unsupported
 from rung.core.op import Value
-from rung.frontends.torch import aten, backend
+from rung.frontends.torch import aten, backend, compat
 from rung.frontends.torch.emit import Emit
 from rung.program.ir import Check, Write
 
@@ -167,6 +167,31 @@ def test_an_error_leaves_the_cache_alone(pipeline: OraclePipeline) -> None:
     with torch.no_grad(), pytest.raises(IndexError, match="out of bounds for dimension 0"):
         compiled(model)(torch.randn(1, 8), torch.tensor([16]), torch.randn(1))
     assert not model.keys.any()
+
+
+@pytest.mark.parametrize(("fn", "alone"), [
+    (lambda x: x + 1, True), (lambda x: (x + 1, (x * 2).sum(0)), True),
+    (lambda x: x.add_(1), False), (lambda x: x.view(-1), False),
+    (lambda x: (x + 1).view(-1), True), (lambda x: (y := x + 1, y.view(-1)), True)])
+def test_without_the_wrapper_where_it_adds_nothing(
+        fn: Callable[..., Any], alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, real = list[Any](), compat.unboxed
+    monkeypatch.setattr(compat, "unboxed", lambda run: found.append(run) or real(run))
+    torch._dynamo.reset()
+    x = torch.randn(3, 4)
+    given, twin = x.clone(), x.clone()
+    check_close(compiled(fn)(given), fn(twin))
+    assert len(found) == alone and torch.equal(given, twin)
+
+
+def test_the_wrapper_stays_for_gradients_and_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compat, "unboxed", None)
+    torch._dynamo.reset()
+    x, w = torch.randn(3, 4, requires_grad=True), torch.randn(4, 4)
+    assert not compiled(lambda x: (x + 1).cos().detach())(x).requires_grad
+    assert compiled(lambda x: (x + 1).cos())(x).requires_grad
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        assert compiled(lambda x, w: x @ w)(x, w).dtype is torch.bfloat16
 
 
 def test_an_entry_can_refuse_zeros(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ def check(e: Emit, at: Value, low: Expr, high: Expr, error: str, message: str) -
 def wrapped(e: Emit, at: Value, dim: int, size: Expr) -> Value:
     """Indices checked to be in [-size, size), the negative ones counted from the end."""
     check(e, at, -size, size, "IndexError",
-          f"index is out of bounds for dimension {dim} with size {size}")
+          f"index {{}} is out of bounds for dimension {dim} with size {size}")
     below = e.map("lt", at, 0)
     known = e.value(size, dtype_of(at.type))
     return e.map("where", below, e.map("add", at, known), at)

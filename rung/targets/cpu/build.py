@@ -33,8 +33,16 @@ NO_COMPILER = """no C compiler was found: set RUNG_CC, or install one
 
 def build(source: str, machine: str) -> Path:
     """The library of `source` for a CPU of this name; TargetCompileError if there is none."""
-    command = (*compiler(), *COMMON, *FLAGS[machine], *(("-fopenmp",) if openmp() else ()))
-    libraries = (*openmp(), "-lm")
+    return _library(source, (*compiler(), *COMMON, *FLAGS[machine],
+                             *(("-fopenmp",) if openmp() else ())), (*openmp(), "-lm"))
+
+
+def build_extension(source: str, headers: Path) -> Path:
+    """The library of an extension module of the Python whose headers these are."""
+    return _library(source, (*compiler(), *COMMON, f"-I{headers}"), ())
+
+
+def _library(source: str, command: Sequence[str], libraries: Sequence[str]) -> Path:
     key = sha256("\0".join([source, *command, *libraries, version()]).encode()).hexdigest()
     library = folder() / f"{key}.so"
     if keep := Settings.from_environment().keep:

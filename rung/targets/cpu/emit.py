@@ -1,11 +1,14 @@
-"""C source of a set of kernels for the CPU: one translation unit that includes nothing."""
+"""C source of kernels and stretches for the CPU: one translation unit that includes nothing."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
+from rung.core.expr import Expr, to_source
 from rung.core.op import Func
 from rung.kernel.ir import For
+from rung.targets.base import Checked, Launched, Place, Stretch, strides_of
 from rung.targets.c_family import Prelude
 from rung.targets.emit import Emitter, Style
 
@@ -36,3 +39,49 @@ def emit(kernels: Sequence[Func]) -> str:
     style = Style(head="void run_{name}({params})")
     bodies = [CpuEmitter(k, prelude, style).source() for k in kernels]
     return prelude.text() + "\n" + "\n\n".join(bodies) + "\n"
+
+
+# --- stretches
+
+def emit_stretch(stretch: Stretch) -> str:
+    """Two functions of a stretch: one that runs it, and `layout_NAME`, which writes the sizes and
+    strides of its tensors, one after the other."""
+    tensors = (*stretch.given, *stretch.made)
+    sizes = [f"  const long {s} = s[{n}]; (void){s};" for n, s in enumerate(stretch.sizes)]
+    numbers = [e for t in tensors for e in (*t.shape, *strides_of(t))]
+    checks = itertools.count(1)
+    steps = [_launched(step) if isinstance(step, Launched) else _checked(step, next(checks))
+             for step in stretch.steps]
+    return "\n".join([
+        f"void layout_{stretch.name}(const long *s, long *d) {{", *sizes,
+        *(f"  d[{n}] = {_c(e)};" for n, e in enumerate(numbers)), "}", "",
+        f"long {stretch.name}(char *const *p, const long *s, long *found) {{", *sizes,
+        *steps, "  return 0;", "}", ""])
+
+
+def _launched(step: Launched) -> str:
+    args = [f"(void *)({_at(p)})" for p in step.places] + list(step.sizes)
+    return f"  run_{step.kernel}({', '.join(args)});"
+
+
+def _checked(step: Checked, site: int) -> str:
+    """The error word of the first element that is out of range."""
+    axes = [f"i{n}" for n in range(len(step.type.shape))]
+    offset = " + ".join(f"{a} * ({_c(e)})" for a, e in zip(axes, strides_of(step.type),
+                                                           strict=True)) or "0"
+    loops = [f"  for (long {a} = 0; {a} < {_c(size)}; {a}++)"
+             for a, size in zip(axes, step.type.shape, strict=True)]
+    kind = Prelude().storage(step.type.dtype)
+    body = (f"  {{ const long v = ((const {kind} *)({_at(step.place)}))[{offset}]; "
+            f"if (v < {_c(step.low)} || v >= {_c(step.high)}) "
+            f"{{ *found = v; return {site}; }} }}")
+    return "\n".join([*loops, body])
+
+
+def _at(place: Place) -> str:
+    number, skip = place
+    return f"p[{number}] + {skip}" if skip else f"p[{number}]"
+
+
+def _c(e: Expr) -> str:
+    return to_source(e, lambda name: name)

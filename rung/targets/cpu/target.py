@@ -6,15 +6,17 @@ import ctypes
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from rung.core.errors import LaunchError
 from rung.core.machine import Machine
 from rung.core.op import Func
-from rung.targets.base import Launch, buffers_of, symbols_of
+from rung.targets.base import Launch, Signature, Stretch, buffers_of, symbols_of
+from rung.targets.cpu import glue
 from rung.targets.cpu.build import build
-from rung.targets.cpu.emit import emit
+from rung.targets.cpu.emit import emit, emit_stretch
 from rung.targets.cpu.libraries import LIBRARIES, run
 from rung.targets.cpu.machine import MACHINES, NEEDS, features, host
 from rung.tile.atoms import Library, match_matmul
@@ -40,13 +42,19 @@ class Cpu:
     def emit(self, kernels: Sequence[Func]) -> str:
         return emit(kernels)
 
-    def load(self, kernels: Sequence[Func], source: str) -> Mapping[str, Launch]:
+    def load(self, kernels: Sequence[Func], source: str, stretches: Sequence[Stretch] = ()
+             ) -> Mapping[str, Launch]:
         missing = NEEDS[self.name] - features()
         if missing:
             raise LaunchError(f"this CPU has no {', '.join(sorted(missing))}, which {self.name} "
                               f"needs")
-        return bound(build(source, self.name), kernels)
+        path = build("\n".join([source, *map(emit_stretch, stretches)]), self.name)
+        return bound(path, kernels, [s.name for s in stretches])
 
+    def bind(self, signature: Signature, launch: Launch, slow: Callable[..., Any],
+             **rest: Any) -> Callable[..., Any]:
+        assert isinstance(launch, NativeStretch)
+        return glue.bind(signature, launch.entry, launch.layout, launch.library, slow, **rest)
 
     def call(self, kernel: Func) -> Callable[..., None]:
         mapping: TileMapping = kernel.attr("mapping")
@@ -68,8 +76,25 @@ def target(name: str) -> Cpu:
     return Cpu(machine.name, replace(machine, cores=torch.get_num_threads()))
 
 
-def bound(path: Path, kernels: Sequence[Func]) -> dict[str, Launch]:
-    """The functions of a library that run each kernel."""
+class NativeStretch:
+    """A stretch in a library, callable with sequences of addresses and sizes."""
+
+    def __init__(self, library: ctypes.CDLL, name: str):
+        self.library, self.run = library, library[name]
+        self.run.restype = ctypes.c_long
+        self.entry, self.layout = (ctypes.cast(library[n], ctypes.c_void_p).value or 0
+                                   for n in (name, f"layout_{name}"))
+
+    def __call__(self, addresses: Sequence[int], sizes: Sequence[int]) -> tuple[int, int]:
+        found = ctypes.c_long()
+        site = self.run((ctypes.c_void_p * len(addresses))(*addresses),
+                        (ctypes.c_long * len(sizes))(*sizes), ctypes.byref(found))
+        return site, found.value
+
+
+def bound(path: Path, kernels: Sequence[Func], stretches: Sequence[str] = ()
+          ) -> dict[str, Launch]:
+    """The functions of a library that run each kernel and stretch."""
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:
@@ -81,4 +106,4 @@ def bound(path: Path, kernels: Sequence[Func]) -> dict[str, Launch]:
         run.argtypes = ([ctypes.c_void_p] * len(buffers_of(kernel))
                         + [ctypes.c_long] * len(symbols_of(kernel)))
         launches[kernel.name] = run
-    return launches
+    return launches | {name: NativeStretch(library, name) for name in stretches}

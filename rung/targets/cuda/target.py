@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rung.core.errors import LaunchError
 from rung.core.machine import Machine
 from rung.core.op import Func
-from rung.targets.base import Launch
+from rung.targets.base import Launch, Signature, Stretch
 from rung.targets.cuda.emit import emit
 from rung.targets.cuda.machine import SM90
 from rung.tile.atoms import Library
@@ -31,8 +32,13 @@ class Cuda:
     def emit(self, kernels: Sequence[Func]) -> str:
         return emit(kernels)
 
-    def load(self, kernels: Sequence[Func], source: str) -> Mapping[str, Launch]:
+    def load(self, kernels: Sequence[Func], source: str, stretches: Sequence[Stretch] = ()
+             ) -> Mapping[str, Launch]:
         raise LaunchError("kernels for CUDA are emitted and compiled, but not launched yet")
+
+    def bind(self, signature: Signature, launch: Launch, slow: Callable[..., Any],
+             **rest: Any) -> Callable[..., Any]:
+        return slow
 
     def call(self, kernel: Func) -> Callable[..., None]:
         raise LaunchError("no CUDA libraries are called yet")

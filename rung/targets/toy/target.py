@@ -13,10 +13,10 @@ from rung.core.errors import LaunchError
 from rung.core.machine import Machine
 from rung.core.op import Block, Func, Op, Value
 from rung.core.scalar import round_bf16
-from rung.core.types import BF16, BOOL, ArrayType, dtype_of, shape_of
+from rung.core.types import BF16, BOOL, ArrayType, Type, dtype_of, shape_of
 from rung.kernel.ir import Alloc, run_kernel_ir
 from rung.kernel.moves import Engine
-from rung.targets.base import Launch, buffers_of, symbols_of
+from rung.targets.base import Launch, Launched, Signature, Stretch, buffers_of, symbols_of
 from rung.targets.toy.emit import emit
 from rung.targets.toy.machine import TOY
 from rung.tile.atoms import Library
@@ -64,8 +64,14 @@ class Toy:
     def emit(self, kernels: Sequence[Func]) -> str:
         return emit(kernels)
 
-    def load(self, kernels: Sequence[Func], source: str) -> Mapping[str, Launch]:
-        return {k.name: _launch(k) for k in kernels}
+    def load(self, kernels: Sequence[Func], source: str, stretches: Sequence[Stretch] = ()
+             ) -> Mapping[str, Launch]:
+        launches = {k.name: _launch(k) for k in kernels}
+        return launches | {s.name: _run_stretch(s, launches) for s in stretches}
+
+    def bind(self, signature: Signature, launch: Launch, slow: Callable[..., Any],
+             **rest: Any) -> Callable[..., Any]:
+        return slow
 
     def call(self, kernel: Func) -> Callable[..., None]:
         raise LaunchError("the toy has no libraries")
@@ -82,7 +88,7 @@ def _launch(kernel: Func) -> Launch:
 
     def launch(*args: int) -> None:
         sizes = dict(zip(symbols, args[len(buffers):], strict=True))
-        raw = {v.name: _view(v, at, sizes)
+        raw = {v.name: _view(v.type, at, sizes)
                for v, at in zip(buffers, args[:len(buffers)], strict=True)}
         held = {v.name: _held(v, raw[v.name]) for v in buffers}
         run_kernel_ir(kernel, held, ToyEngine, sizes)
@@ -93,11 +99,30 @@ def _launch(kernel: Func) -> Launch:
     return launch
 
 
-def _view(value: Value, address: int, sizes: Mapping[str, int]) -> np.ndarray:
-    shape = [int(e.evaluate(sizes)) for e in shape_of(value.type)]
-    dtype = dtype_of(value.type)
+def _run_stretch(stretch: Stretch, launches: Mapping[str, Launch]) -> Launch:
+    def run(addresses: Sequence[int], numbers: Sequence[int]) -> tuple[int, int]:
+        sizes, site = dict(zip(stretch.sizes, numbers, strict=True)), 0
+        for step in stretch.steps:
+            if isinstance(step, Launched):
+                launches[step.kernel](*(addresses[n] + skip for n, skip in step.places),
+                                      *(sizes[s] for s in step.sizes))
+                continue
+            site += 1
+            values = _view(step.type, addresses[step.place[0]] + step.place[1], sizes)
+            low, high = step.low.evaluate(sizes), step.high.evaluate(sizes)
+            bad = values[(values < low) | (values >= high)]
+            if bad.size:
+                return site, int(bad[0])
+        return 0, 0
+
+    return run
+
+
+def _view(t: Type, address: int, sizes: Mapping[str, int]) -> np.ndarray:
+    shape = [int(e.evaluate(sizes)) for e in shape_of(t)]
+    dtype = dtype_of(t)
     kind = np.dtype(np.uint16 if dtype == BF16 else dtype.numpy)
-    strides = getattr(value.type, "strides", None)
+    strides = getattr(t, "strides", None)
     steps = None if strides is None else [int(e.evaluate(sizes)) * kind.itemsize for e in strides]
     span = 1 + sum((n - 1) * s // kind.itemsize for n, s in zip(shape, steps, strict=True)
                    ) if steps is not None else int(np.prod(shape))
