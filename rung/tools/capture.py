@@ -70,7 +70,7 @@ def capture(given: Given, train: bool = False, inputs: bool = False) -> Capture:
     def backend(gm: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
         forward, inference = (partial(_record, found, inputs, kind)
                               for kind in ("forward", "inference"))
-        return compat.compile_graphs(gm, examples, forward, inference, DECOMPOSED)
+        return compat.compile_graphs(gm, examples, forward, forward, inference, DECOMPOSED)
 
     compiled, watch = compat.watched(given.function, backend, found.frames, found.recompiles)
     try:

@@ -23,6 +23,7 @@ from rung.core.op import Value
 from rung.core.options import MODES, Options
 from rung.core.types import INDEX
 from rung.frontends.torch import compat
+from rung.frontends.torch.double_backward import differentiable
 from rung.frontends.torch.importer import Imported, import_graph
 from rung.frontends.torch.telling import told
 from rung.targets.base import TARGETS
@@ -46,8 +47,14 @@ def rung(gm: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | None 
     chosen = Options.of(given | dict(options or {}), tuple(TARGETS))
     if why := MODES[chosen.mode]:
         _warn_once(f"mode {chosen.mode!r} does what 'default' does: {why}")
-    compiler = partial(compile_graph, options=chosen)
-    return compat.compile_graphs(gm, example_inputs, compiler, compiler, DECOMPOSED)
+    compiler, graphs = partial(compile_graph, options=chosen), list[fx.GraphModule]()
+
+    def forward(graph: fx.GraphModule, inputs: Sequence[Any]) -> compat.Boxed:
+        graphs.append(graph)
+        return compiler(graph, inputs)
+
+    with differentiable(graphs):
+        return compat.compile_graphs(gm, example_inputs, forward, compiler, compiler, DECOMPOSED)
 
 
 def reset() -> None:

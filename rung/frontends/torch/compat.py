@@ -29,13 +29,14 @@ Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 Boxed = Callable[[list[Any]], Sequence[Any]]
 
 __all__ = ["SUPPORTED", "Boxed", "Compiler", "boxed", "break_reasons", "compile_graphs",
-           "is_backward", "is_signed", "is_traced", "size_expr", "static_inputs", "trace_artifact",
-           "unset_fake_temporarily"]
+           "is_backward", "is_signed", "is_traced", "keeps_graph", "size_expr", "static_inputs",
+           "trace_artifact", "unset_fake_temporarily"]
 
 
 def compile_graphs(gm: fx.GraphModule, example_inputs: Sequence[Any], forward: Compiler,
-                   inference: Compiler, decompose: Sequence[Any]) -> Callable[..., Any]:
-    """AOTAutograd around `forward` (also for backward graphs) and `inference`.
+                   backward: Compiler, inference: Compiler,
+                   decompose: Sequence[Any]) -> Callable[..., Any]:
+    """AOTAutograd around compilers of forward, backward and inference graphs.
 
     Where it would only hand the arguments of an inference graph on, what `inference` made is
     called without it, which saves a microsecond or two a call.
@@ -49,14 +50,14 @@ def compile_graphs(gm: fx.GraphModule, example_inputs: Sequence[Any], forward: C
             alone.append(made)
         return made
 
-    def backward(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    def later(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         # Autograd calls the compiler and its product at a time when Dynamo may be tracing.
-        return untraced(untraced(forward)(graph, inputs))
+        return untraced(untraced(backward)(graph, inputs))
 
     build: Any = aot_module_simplified
     with as_kernels(RESAMPLERS):
         whole = build(
-            gm, example_inputs, fw_compiler=forward, bw_compiler=backward,
+            gm, example_inputs, fw_compiler=forward, bw_compiler=later,
             inference_compiler=infer, decompositions=get_decompositions(decompose),
             keep_inference_input_mutations=True)
     return unboxed(alone[0]) if alone else untraced(whole)
@@ -245,6 +246,12 @@ def described(gm: fx.GraphModule) -> tuple[list[tuple[fx.Node, Any]], list[tuple
     results = nodes[-1].args[0]
     descriptions = nodes[-1].meta.get("desc") or [None] * len(results)
     return inputs, list(zip(results, descriptions, strict=True))
+
+
+def keeps_graph() -> bool:
+    """Whether the running backward pass leaves its graph for another one."""
+    kept: bool = torch._C._autograd._get_current_graph_task_keep_graph()
+    return kept
 
 
 def size_expr(size: torch.SymInt) -> Any:

@@ -1,0 +1,90 @@
+"""Gradients of gradients: where a backward pass is itself differentiated, eager takes it over.
+
+AOTAutograd's backward graph reads values that its forward graph kept, and these know no inputs; so
+AOTAutograd raises. Here the function of autograd that it makes for a graph remembers the inputs of
+a call, and under `create_graph=True` the forward graph runs again on them in eager.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import fx
+
+from rung.frontends.torch import compat
+
+Function: Any = torch.autograd.Function
+
+
+@contextmanager
+def differentiable(graphs: Sequence[fx.GraphModule]) -> Iterator[None]:
+    """While AOTAutograd compiles: its function of autograd can be differentiated twice.
+
+    The forward graph is in `graphs` once it is compiled, before the function is made of it.
+    """
+    def made(cls: Any, /, **_: Any) -> None:
+        if hasattr(cls, "_aot_id") and graphs and repeats(graphs[0]):
+            cls.forward = staticmethod(_remembering(cls.forward))
+            cls.backward = staticmethod(_backward(cls.backward, graphs[0]))
+
+    Function.__init_subclass__ = classmethod(made)
+    try:
+        yield
+    finally:
+        del Function.__init_subclass__
+
+
+def repeats(graph: fx.GraphModule) -> bool:
+    """Whether a graph gives the same when it runs again, and changes nothing."""
+    ops: list[Any] = [n.target for n in graph.graph.nodes if n.op == "call_function"]
+    return not any(isinstance(op, torch._ops.OpOverload) and (
+        op._schema.is_mutable or torch.Tag.nondeterministic_seeded in op.tags) for op in ops)
+
+
+def _remembering(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def run(ctx: Any, *args: Any) -> Any:
+        ctx.inputs_of_call = args
+        ctx.versions_of_inputs = _versions(args)
+        return forward(ctx, *args)
+    return run
+
+
+def _versions(args: Sequence[Any]) -> list[int]:
+    return [x._version for x in args if isinstance(x, torch.Tensor) and not x.is_inference()]
+
+
+def _backward(backward: Callable[..., Any], graph: fx.GraphModule) -> Callable[..., Any]:
+    def run(ctx: Any, *grads: Any) -> Any:
+        inputs = ctx.inputs_of_call
+        if not compat.keeps_graph():
+            ctx.inputs_of_call = None
+        if not torch.is_grad_enabled() or inputs is None or len(inputs) != _arity(graph):
+            return backward(ctx, *grads)
+        if _versions(inputs) != ctx.versions_of_inputs:
+            raise RuntimeError("one of the variables needed for gradient computation has been "
+                               "modified by an inplace operation")
+        # torch 2.13 hands them over as one list
+        given = grads[0] if grads and isinstance(grads[0], list) else grads
+        return _eager(graph, inputs, given)
+    return run
+
+
+def _arity(graph: fx.GraphModule) -> int:
+    return sum(n.op == "placeholder" for n in graph.graph.nodes)
+
+
+def _eager(graph: fx.GraphModule, inputs: Sequence[Any],
+           grads: Sequence[Any]) -> tuple[torch.Tensor | None, ...]:
+    """The gradients of the inputs, differentiable, from those of the graph's first results."""
+    # what the graph kept for its backward pass comes after the results that have gradients
+    pairs = [(y, g) for y, g in zip(graph(*inputs), grads, strict=False)
+             if isinstance(y, torch.Tensor) and y.requires_grad and g is not None]
+    wanted = [x for x in inputs if isinstance(x, torch.Tensor) and x.requires_grad]
+    found: Any = torch.autograd.grad([y for y, _ in pairs], wanted, [g for _, g in pairs],
+                                     create_graph=True, allow_unused=True) if pairs else ()
+    left = iter(found)
+    return tuple(next(left, None) if isinstance(x, torch.Tensor) and x.requires_grad else None
+                 for x in inputs)

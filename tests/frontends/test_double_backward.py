@@ -1,0 +1,103 @@
+"""Gradients of gradients through compiled functions: as in eager, or refused with torch's error."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def inputs() -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, generator=generator, dtype=torch.float64,
+                        requires_grad=True)
+            for shape in ((3, 4), (4, 3))]
+
+
+def orders(fn: Callable[..., Any], xs: list[torch.Tensor], count: int = 3) -> list[Any]:
+    """The gradients of `fn` of all orders up to `count`."""
+    outs = [x for x in torch.utils._pytree.tree_leaves(fn(*xs)) if x.requires_grad]
+    found = []
+    for _ in range(count):
+        outs = list(torch.autograd.grad([(x ** 2).sum() for x in outs], xs, create_graph=True))
+        found += outs
+    return found
+
+
+def _updates(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    y.mul_(w.t())
+    return y
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "a product": lambda x, w: torch.tanh(x @ w) + 1,
+    "views of arguments": lambda x, w: (x.t(), x.view(-1)[1:] * 2, (x * w.t()).exp()),
+    "views of a result": lambda x, w: (z := (x @ w).sin(), z.t(), z[0]),
+    "a result that needs no gradient": lambda x, w: (x.detach() + 1, x * x * w.t(), x > 0),
+    "an update": _updates,
+    "a norm": lambda x, w: F.layer_norm(x, (4,)) @ F.softmax(w, 0),
+    "the same argument twice": lambda x, w: x * x * x + w.t(),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_all_orders_are_eagers(name: str, dynamic: bool) -> None:
+    fn = FUNCTIONS[name]
+    compiled = torch.compile(fn, backend="rung", dynamic=dynamic)
+    for got, want in zip(orders(compiled, inputs()), orders(fn, inputs()), strict=True):
+        torch.testing.assert_close(got, want)
+
+
+def test_a_penalty_on_the_gradient_trains_parameters() -> None:
+    def step(model: nn.Module, run: Callable[..., Any]) -> list[Any]:
+        x = inputs()[0]
+        grad, = torch.autograd.grad(run(x).sum(), x, create_graph=True)
+        grad.norm().backward()
+        return [p.grad for p in model.parameters()]
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.SiLU(), nn.Linear(8, 1)).double()
+    want = [None if g is None else g.clone() for g in step(model, model)]
+    model.zero_grad()
+    got = step(model, torch.compile(model, backend="rung"))
+    torch.testing.assert_close(got, want)
+
+
+def test_what_cannot_run_again_is_refused() -> None:
+    x, _ = inputs()
+    compiled = torch.compile(lambda x, w: F.dropout(x, 0.5) ** 2, backend="rung")
+    with pytest.raises(RuntimeError, match="double backward"):
+        orders(compiled, [x, x], 2)
+
+
+def test_an_input_changed_since_is_refused() -> None:
+    x, w = inputs()
+    y = x * 1
+    out = torch.compile(lambda y, w: (y * w.t()) ** 2, backend="rung")(y, w)
+    with torch.no_grad():
+        y.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(out.sum(), w, create_graph=True)
+
+
+def test_inputs_are_released_after_the_last_backward_pass() -> None:
+    x, _ = inputs()
+    y = x * 1
+    gone = weakref.ref(y)
+    out = torch.compile(lambda y: (y + 1) * 2, backend="rung")(y)
+    del y
+    out.sum().backward()
+    assert gone() is None and x.grad is not None

@@ -1,0 +1,88 @@
+"""How two outcomes of one program differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from rung.core.errors import RungError
+
+DECLINED, RAISES = "declined", "raises "
+SLACK = 4  # how much larger than eager's an error may be
+
+
+@dataclass
+class Outcome:
+    """What a call gave: tensors, gradients, sharing of memory, and its arguments after it."""
+
+    outs: list[torch.Tensor] = field(default_factory=list)
+    grads: list[torch.Tensor | None] = field(default_factory=list)
+    shared: set[str] = field(default_factory=set)
+    inputs: list[torch.Tensor] = field(default_factory=list)
+    error: Exception | None = None
+
+    def tensors(self) -> dict[str, torch.Tensor | None]:
+        return {f"{kind} {n}": x for kind, xs in (
+            ("result", self.outs), ("gradient", self.grads), ("argument", self.inputs))
+            for n, x in enumerate(xs)}
+
+
+def difference(got: Outcome, want: Outcome, precise: Callable[[], Outcome]) -> str:
+    """`what: how` of the first difference, or "".
+
+    `precise` gives the outcome in double precision, against which values are judged that are not
+    as near to each other as usual.
+    """
+    if isinstance(got.error, RungError):
+        return f"{DECLINED}: {type(got.error).__name__}: {got.error}"
+    if got.error or want.error:
+        return _raised(got.error, want.error)
+    if got.shared != want.shared:
+        return f"sharing: {sorted(got.shared ^ want.shared)}"
+    ours, theirs = got.tensors(), want.tensors()
+    for name, y in theirs.items():
+        how = _differs(ours[name], y)
+        if how.startswith("values") and not near(ours[name], y, precise().tensors().get(name)):
+            return f"{name} {how}"
+        if how and not how.startswith("values"):
+            return f"{name} {how}"
+    return ""
+
+
+def _raised(got: Exception | None, want: Exception | None) -> str:
+    if type(got) is type(want):
+        return ""
+    text = f"{RAISES}{type(got).__name__}: {str(got).strip()[:300]}" if got else "returns: "
+    return f"{text} where eager raises {type(want).__name__}" if want else text
+
+
+def _differs(x: torch.Tensor | None, y: torch.Tensor | None) -> str:
+    if x is None or y is None:
+        return "" if x is y else f"presence: {x is not None}"
+    for what in ("dtype", "shape", "requires_grad", "layout"):
+        if getattr(x, what) != getattr(y, what):
+            return f"{what}: {getattr(x, what)} for {getattr(y, what)}"
+    if y.layout is torch.strided and x.stride() != y.stride():
+        return f"strides: {x.stride()} for {y.stride()}"
+    try:
+        torch.testing.assert_close(x, y, equal_nan=True)
+    except AssertionError as error:
+        return f"values: {' '.join(str(error).split())[:300]}"
+    return ""
+
+
+def near(x: torch.Tensor | None, y: torch.Tensor | None, exact: torch.Tensor | None) -> bool:
+    """Whether `x` is as near to the exact values as `y`, up to a factor."""
+    if x is None or y is None or exact is None or exact.shape != x.shape:
+        return False
+    if not (x.is_floating_point() or x.is_complex()) or x.layout is not torch.strided:
+        return False
+    a, b, e = (t.detach().to(torch.complex128).resolve_conj() for t in (x, y, exact))
+    special = ~(b.isfinite() & a.isfinite())
+    if not torch.equal(torch.nan_to_num(a[special]), torch.nan_to_num(b[special])):
+        return False
+    err_x, err_y = ((t - e)[~special].abs() for t in (a, b))
+    unit = torch.finfo(x.dtype).eps * (1 + e[~special].abs())
+    return not err_x.numel() or bool((err_x <= SLACK * torch.maximum(err_y.max(), unit)).all())
