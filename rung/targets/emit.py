@@ -355,8 +355,12 @@ class Emitter:
         size = 1
         for extent in t.shape:
             size *= extent
-        keep = "static __thread " if t.bytes > 1 << 14 else ""
-        return f"{keep}{self.p.storage(t.dtype)} {name}[{size}] __attribute__((aligned(64)));"
+        element, aligned = self.p.storage(t.dtype), "__attribute__((aligned(64)))"
+        if t.bytes <= 1 << 14:
+            return f"{element} {name}[{size}] {aligned};"
+        # The pointer is this thread's, so a parallel loop inside shares what this thread keeps.
+        return (f"static __thread {element} {name}_kept[{size}] {aligned}; "
+                f"{element} *const {name} = {name}_kept;")
 
     # ---- control
     def _for(self, op: For) -> None:

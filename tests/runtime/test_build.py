@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from dumps import parse
 
 from rung.core.errors import LaunchError, TargetCompileError
 from rung.targets.cpu import build
@@ -126,3 +127,25 @@ def test_processes_at_once(folder: Path) -> None:
             for _ in range(3)]
     assert [r.wait() for r in runs] == [0, 0, 0]
     assert not [p for p in folder.iterdir() if p.suffix not in (".so", ".sha256")]
+
+
+SHARED = """
+kernel-ir shared(x: f32[8192]) -> y: f32[8192]
+  kept = alloc : l1 f32[8192]
+  for i in 0..8192
+    kept[i] = x[i]
+  for b in 0..8 at core
+    for i in 0..1024
+      y[1024*b+i] = kept[1024*b+i]"""
+
+
+def test_threads_share_what_was_computed_before_they_started() -> None:
+    func, cpu, threads = parse(SHARED), target("cpu.base"), torch.get_num_threads()
+    launch = cpu.load([func], cpu.emit([func]))["shared"]
+    x, y = torch.rand(8192), torch.zeros(8192)
+    torch.set_num_threads(2)
+    try:
+        launch(x.data_ptr(), y.data_ptr())
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(x, y)
