@@ -7,7 +7,7 @@ its mapping and says how far its Kernel IR is from its Loop IR; `legal` draws ma
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,6 +31,23 @@ from rung.tile.legality import is_legal
 from rung.tile.mapping import parse_mapping
 from rung.tile.to_kernel import to_kernel
 
+
+class Late(Engine):
+    """What moves tiles beside `math` waits until it must."""
+
+    def turn(self, ready: Sequence[str]) -> str:
+        return ready[-1]
+
+
+class Anyhow(Engine):
+    """Roles take turns at random."""
+
+    rng = random.Random("turns")
+
+    def turn(self, ready: Sequence[str]) -> str:
+        return self.rng.choice(ready)
+
+
 SHORT = {"CACHE": "cache: T[{H},{L},{D}]", "QUERY": "q: T[{H},{G},{D}]",
          "KEYS": "kc: T[{H},{L},{D}]", "VALUES": "vc: T[{H},{L},{D}]",
          "STATE": "f32 over h,g, f32 over h,g, f32 over h,g,e"}
@@ -53,6 +70,10 @@ kernel softmax(x: T[{M},{N}]) -> y: T[{M},{N}]
 kernel colsum(x: T[{M},{N}]) -> y: T[{N}]
   c = fold add F(x[i,j]) over i {M} : f32 over j acc f32
   y[j] = T(c)
+""",
+    "inplace": """
+kernel inplace(x: T[{M},{N}] mutated)
+  x[i,j] = T(relu(F(x[i,j])))
 """,
     "norm_proj": """
 kernel norm_proj(x: T[{M},{K}], g: T[{K}], w: T[{N},{K}]) -> y: T[{M},{N}]
@@ -147,10 +168,10 @@ LEVELS = {m.name: {kind: [x.name for x in m.levels if x.kind == kind] for kind i
 
 
 class Draw:
-    """Draws mappings for one kernel on one machine."""
+    """Draws mappings for one kernel on one machine, with roles if asked."""
 
-    def __init__(self, rng: random.Random, func: Func, machine: Machine):
-        self.rng, self.func, self.machine = rng, func, machine
+    def __init__(self, rng: random.Random, func: Func, machine: Machine, roles: bool = False):
+        self.rng, self.func, self.machine, self.roles = rng, func, machine, roles
         self.levels = LEVELS[machine.name]
         self.known = all(e.const_value is not None for e in loop.extents_of(func).values())
 
@@ -158,14 +179,15 @@ class Draw:
         rng = self.rng
         axes = list(loop.extents_of(self.func))
         rng.shuffle(axes)
-        lines = tuple(tile.AxisLine(a, self.splits()) for a in axes)
-        made = tile.Mapping(self.func.name, self.machine.name, lines, uses=self.uses())
+        lines = tuple(tile.AxisLine(a, self.splits(n)) for n, a in enumerate(axes))
+        made = tile.Mapping(self.func.name, self.machine.name, lines, uses=self.uses(),
+                            roles=self.crew() if self.roles else ())
         try:
             return self.places(made)
         except MappingError:
             return None
 
-    def splits(self) -> tuple[tuple[str, int | None], ...]:
+    def splits(self, number: int) -> tuple[tuple[str, int | None], ...]:
         rng, out = self.rng, list[tuple[str, int | None]]()
         if self.levels[GRID] and rng.random() < 0.4:
             out.append((rng.choice(self.levels[GRID]), rng.choice((2, 3, 8))))
@@ -180,9 +202,15 @@ class Draw:
             out[0] = (out[0][0], None)
         else:
             out.insert(0, (rng.choice(self.levels[SEQ]), None))
-        if self.levels[THREAD] and rng.random() < 0.5:
-            out.insert(rng.randint(1, len(out)), ("thread", rng.choice((2, 4, 8, 16))))
+        if self.levels[THREAD] and (number < 2 if self.roles else rng.random() < 0.5):
+            count = (16, 8)[number] if self.roles else rng.choice((2, 4, 8, 16))
+            out.insert(rng.randint(1, len(out)), ("thread", count))
         return tuple(out)
+
+    def crew(self) -> tuple[tile.Roles, ...]:
+        most = 3 if self.machine is TOY and self.rng.random() < 0.5 else 2
+        names = ("load", "math", "store")[:most]
+        return (tile.Roles(tuple((name, 1, 0) for name in names)),)
 
     def uses(self) -> tuple[tile.Use, ...]:
         found = contractions(self.func)
@@ -215,6 +243,7 @@ class Draw:
         return done
 
 
-def legal(rng: random.Random, func: Func, machine: Machine, tries: int) -> list[tile.Mapping]:
-    drawn = [Draw(rng, func, machine).mapping() for _ in range(tries)]
+def legal(rng: random.Random, func: Func, machine: Machine, tries: int, roles: bool = False
+          ) -> list[tile.Mapping]:
+    drawn = [Draw(rng, func, machine, roles).mapping() for _ in range(tries)]
     return [m for m in drawn if m is not None and is_legal(func, m, machine)]

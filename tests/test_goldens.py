@@ -1,4 +1,6 @@
-"""The dumps of the four functions and `floor(x) + 1` on every rung; `pytest --update` writes them.
+"""The dumps of the four functions and `floor(x) + 1` on every rung, and of `relu_mm` under roles.
+
+`pytest --update` writes them.
 
 A refactor changes none of these files: the goldens of `source` are the replay of every kernel.
 """
@@ -16,6 +18,7 @@ import torch
 
 from rung import pipeline
 from rung.targets.base import target
+from rung.tile.mapping import parse_mapping
 from rung.tools import benchmarks
 from rung.tools.capture import capture
 from rung.tools.given import Given
@@ -37,11 +40,28 @@ FUNCTIONS: dict[str, Callable[[], tuple[Callable[..., Any], tuple[Any, ...]]]] =
     "floor_add": lambda: (lambda x: torch.floor(x) + 1, (torch.randn(1024, 1024),)),
     "cache_step": lambda: benchmarks.cache_step(quick=False)}
 TARGETS = ("cpu.avx512", "toy", "cuda.sm90")
+ROLES = {"toy": """map mm_relu on toy
+  i: seq *, atom 16
+  j: seq *, lane 16
+  k: pipe *, atom 32
+  place x0, x2 in scratchpad at k.pipe ring 2 by dma
+  place x1 in scratchpad at i.seq ring 2 by dma
+  place y in scratchpad at j.seq ring 2 by dma
+  use mm with mac16
+  roles load x1, math x1, store x1
+""", "cuda.sm90": """map mm_relu on cuda.sm90
+  i: grid *, thread 16, reg 2
+  j: grid *, thread 16, reg 2
+  k: pipe *, unroll 32
+  place x0, x2 in shared at k.pipe pad 1 ring 3 by cp.async
+  use mm with ffma
+  roles load x1 regs 40, math x2 regs 232
+"""}
 
 
 @cache
-def stages(name: str, where: str) -> pipeline.Stages:
-    """All rungs of a function, as on a machine with two cores."""
+def stages(name: str, where: str, mapping: str = "") -> pipeline.Stages:
+    """All rungs of a function, as on a machine with two cores, under a mapping that is given."""
     fn, args = FUNCTIONS[name]()
     with torch.no_grad():
         (graph,) = capture(Given(name, fn, args)).graphs
@@ -49,7 +69,9 @@ def stages(name: str, where: str) -> pipeline.Stages:
     found: Any = target(where)
     if where.startswith("cpu"):
         found = replace(found, machine=replace(found.machine, cores=2))
-    return pipeline.lower_module(graph.imported.func, found)
+    given = parse_mapping(mapping) if mapping else None
+    return pipeline.lower_module(graph.imported.func, found,
+                                 mappings={given.kernel: given} if given else None)
 
 
 @pytest.mark.parametrize("rung", COMMON)
@@ -64,3 +86,10 @@ def test_dump_for_all_machines(name: str, rung: str, golden: Callable[[Path, str
 def test_dump_for_one_machine(name: str, rung: str, where: str,
                               golden: Callable[[Path, str], None]) -> None:
     golden(FOLDER / f"{name}.{where}.{rung}.ir", stages(name, where).text(rung))
+
+
+@pytest.mark.parametrize("where", list(ROLES))
+@pytest.mark.parametrize("rung", BELOW)
+def test_dump_of_roles(rung: str, where: str, golden: Callable[[Path, str], None]) -> None:
+    found = stages("relu_mm", where, ROLES[where])
+    golden(FOLDER / f"relu_mm_roles.{where}.{rung}.ir", found.text(rung))

@@ -49,11 +49,15 @@ class Interp:
 
     def step(self, op: Op) -> Any:
         out = op.run(self, *(self.values[v] for v in op.operands()))
+        self.bind(op, out)
+        return out
+
+    def bind(self, op: Op, out: Any) -> None:
+        """Keep what an op returned as its results."""
         if len(op.results) == 1:
             self.values[op.results[0]] = out
         elif op.results:
             self.values.update(zip(op.results, out, strict=True))
-        return out
 
     def read(self, array: np.ndarray, subs: Sequence[Any], mask: Sequence[Expr],
              fill: float) -> np.ndarray:

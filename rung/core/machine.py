@@ -42,6 +42,19 @@ class Rates:
 
 
 @dataclass(frozen=True)
+class Teams:
+    """What runs the roles of a kernel beside each other: queues, or teams of `threads` each.
+
+    `most` threads and `registers` are those of a block.
+    """
+
+    roles: tuple[str, ...]
+    threads: int = 0  # 0: each role is a queue of the machine
+    most: int = 0
+    registers: int = 0
+
+
+@dataclass(frozen=True)
 class Machine:
     """Everything that legality, price and lowering ask about a target."""
 
@@ -55,6 +68,7 @@ class Machine:
     atoms: tuple[str, ...] = ()
     cores: int = 1
     asynchronous: tuple[str, ...] = ()  # the movers whose transfers end at a wait
+    teams: Teams | None = None  # None: a kernel has no roles
 
     @property
     def threaded(self) -> bool:

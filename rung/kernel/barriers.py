@@ -3,7 +3,8 @@
 In: Kernel IR of a machine with threads, and the spaces that a block's threads share. An element of
 such an array is read after another thread wrote it, or overwritten after another thread read it,
 only with a barrier in between. Whole arrays are looked at, not elements. A transfer in flight
-counts as written at its wait: what its own thread waited for, others see after a barrier.
+counts as written at its wait: what its own thread waited for, others see after a barrier. Roles
+have barriers of their own, and the arrays of rings need none: tokens order their accesses.
 
     a[it,k] = ...                a[it,k] = ...
     t = a[0,k]             ->    barrier shared
@@ -18,7 +19,19 @@ from dataclasses import dataclass, field, replace
 from rung.core.errors import VerifyError
 from rung.core.op import Block, Func, Op, Value, walk
 from rung.core.types import ArrayType
-from rung.kernel.ir import Alloc, Barrier, For, If, Load, Store, Transfer, Wait
+from rung.kernel.ir import (
+    Alloc,
+    Barrier,
+    For,
+    If,
+    Load,
+    Ring,
+    Role,
+    Roles,
+    Store,
+    Transfer,
+    Wait,
+)
 
 
 @dataclass
@@ -59,6 +72,7 @@ class _Pass:
 
     def __init__(self, spaces: Collection[str], insert: bool):
         self.spaces, self.insert = spaces, insert
+        self.guarded: set[Value] = set()  # by the tokens of rings
 
     def block(self, block: Block, state: State) -> Block:
         out: list[Op] = []
@@ -98,7 +112,8 @@ class _Pass:
         return set(), set()
 
     def _shared(self, values: Iterable[Value]) -> set[Value]:
-        return {v for v in values if isinstance(v.type, ArrayType) and v.type.space in self.spaces}
+        return {v for v in values if isinstance(v.type, ArrayType) and v.type.space in self.spaces
+                and v not in self.guarded}
 
     def _through(self, op: Op, state: State) -> Op:
         """The op with its blocks done; `state` becomes the one after it."""
@@ -116,6 +131,12 @@ class _Pass:
                 then, orelse = self.block(op.then, state), self.block(op.orelse, other)
                 state.join(other)
                 return replace(op, then=then, orelse=orelse)
+            case Ring():
+                self.guarded.update(op.arrays)
+            case Roles():
+                return replace(op, body=self.block(op.body, state))
+            case Role():
+                return replace(op, body=self.block(op.body, State()))
             case Barrier():
                 state.clear()
         return op
@@ -135,5 +156,5 @@ class _Pass:
 
 
 def _launch(op: Op) -> bool:
-    """Whether a loop's steps are blocks or threads, each with a state of its own."""
-    return isinstance(op, For) and op.level not in ("", "unroll")
+    """Whether what is inside has a state of its own: blocks, threads, roles."""
+    return isinstance(op, Roles | Role) or (isinstance(op, For) and op.level not in ("", "unroll"))

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rung.core.errors import VerifyError
-from rung.core.expr import Expr, is_size
+from rung.core.expr import is_size
 from rung.core.interp import Interp, bind_buffers
 from rung.core.lexer import Cursor
 from rung.core.op import RESERVED, Block, Effect, Func, Op, Value, Vocabulary, expressions, walk
@@ -39,13 +39,23 @@ from rung.core.text import LANE
 from rung.core.types import I64, ArrayType, Axis, Type, VecType, dtype_of
 from rung.kernel.intrinsics import INTRINSICS as INTRINSICS
 from rung.kernel.intrinsics import Apply as Apply
+from rung.kernel.loops import THREADS
+from rung.kernel.loops import For as For
+from rung.kernel.loops import If as If
 from rung.kernel.moves import Commit as Commit
 from rung.kernel.moves import Engine
 from rung.kernel.moves import Transfer as Transfer
 from rung.kernel.moves import Wait as Wait
+from rung.kernel.roles import FREE as FREE
+from rung.kernel.roles import FULL as FULL
+from rung.kernel.roles import Await as Await
+from rung.kernel.roles import Ring as Ring
+from rung.kernel.roles import Role as Role
+from rung.kernel.roles import Roles as Roles
+from rung.kernel.roles import Signal as Signal
+from rung.kernel.tokens import verify_roles
 
 Unroll = tuple[tuple[str, int], ...]
-THREADS = ("wg", "warp", "thread", "lane")  # levels whose steps run in lockstep, one a thread
 
 
 @dataclass(frozen=True)
@@ -153,74 +163,6 @@ class Alloc(Op):
 
 
 @dataclass(frozen=True, eq=False)
-class For(Op):
-    """A loop from 0 up to `hi`, or `cap` if that is less; carries values through `yield`."""
-
-    var: Axis
-    hi: Expr
-    body: Block
-    cap: Expr | None = None
-    level: str = ""
-    inits: tuple[Value, ...] = ()
-    keyword: ClassVar[str] = "for"
-    form: ClassVar[str] = "for {var} in 0..{hi}< cap {cap}>< at {level}>< carry {carry}>"
-
-    def infer(self) -> tuple[Type, ...]:
-        return tuple(a.type for a in self.body.args)
-
-    def check(self) -> None:
-        _check_yield(self.body, tuple(v.type for v in self.inits))
-
-    def run(self, interp: Interp, *operands: Any) -> Any:
-        hi = int(interp.index(self.hi))
-        if self.cap is not None:
-            hi = min(hi, int(interp.index(self.cap)))
-        if self.level in THREADS:
-            interp.symbols[self.var] = interp.spread(self.var, hi)
-            out = interp.block(self.body, operands)
-            return out if len(self.inits) != 1 else out[0]
-        state: Any = operands
-        for n in range(hi):
-            interp.symbols[self.var] = np.asarray(n)
-            out = interp.block(self.body, state)
-            state = out if self.inits else state
-        return state if len(self.inits) != 1 else state[0]
-
-
-@dataclass(frozen=True, eq=False)
-class If(Op):
-    """`then` where every expression of `cond` is >= 0, else `orelse`; both may be empty."""
-
-    cond: tuple[Expr, ...]
-    then: Block
-    orelse: Block
-    types: tuple[Type, ...] = ()
-    keyword: ClassVar[str] = "if"
-    form: ClassVar[str] = "if nonneg [{cond}]"
-
-    def infer(self) -> tuple[Type, ...]:
-        return self.types
-
-    def check(self) -> None:
-        for block in (self.then, self.orelse):
-            _check_yield(block, self.types)
-
-    def run(self, interp: Interp, *operands: Any) -> Any:
-        where = interp.valid(self.cond)
-        if where.size != 1:
-            raise NotImplementedError("a branch on a thread's index")
-        out = interp.block(self.then if where.all() else self.orelse)
-        return out if len(self.types) != 1 else out[0]
-
-
-def _check_yield(block: Block, types: tuple[Type, ...]) -> None:
-    given = block.ops[-1].operands() if block.ops and isinstance(block.ops[-1], Yield) else ()
-    if tuple(v.type for v in given) != types:
-        shown = ", ".join(str(v.type) for v in given) or "nothing"
-        raise VerifyError(f"yields {shown}, not {', '.join(map(str, types)) or 'nothing'}")
-
-
-@dataclass(frozen=True, eq=False)
 class Fill(Op):
     """A family of vectors that all hold one number: what an accumulator starts from."""
 
@@ -286,7 +228,7 @@ class Barrier(Op):
 
 
 OPS = (Load, Store, KernelIndex, Alloc, Fill, For, If, Yield, Combine, Apply, Barrier, Transfer,
-       Commit, Wait, Map, Const, Cast)
+       Commit, Wait, Ring, Roles, Role, Await, Signal, Map, Const, Cast)
 
 
 def run_kernel_ir(func: Func, arrays: Mapping[str, np.ndarray],
@@ -336,6 +278,7 @@ def verify_kernel_ir(func: Func, spaces: Collection[str] | None = None) -> None:
     _verify_scope(func.body, {name for name, _ in unroll}, values)
     accesses: list[LoadBase | StoreBase] = [op for op in ops if isinstance(op, Load | Store)]
     accesses += [access for op in ops if isinstance(op, Transfer) for access in op.accesses()]
+    verify_roles(func.body)
     verify_buffers(func, accesses, [op.result for op in ops if isinstance(op, Alloc)])
 
 

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, ClassVar
 
 import numpy as np
@@ -50,12 +52,27 @@ class Flight:
 
 
 class Engine(Interp):
-    """An interpreter with transfers in flight: by group the committed batches, oldest first."""
+    """An interpreter with transfers in flight: by group the committed batches, oldest first.
+
+    `tokens` are those of rings that nobody has taken, `counts` how often each was given and taken.
+    """
 
     def __init__(self, symbols: Mapping[str, int] | None = None, axes: Sequence[str] = ()):
         super().__init__(symbols, axes)
         self.open: dict[str, list[Flight]] = {}
         self.flying: dict[str, deque[list[Flight]]] = {}
+        self.tokens: dict[tuple[str, str], int] = {}
+        self.counts: dict[tuple[str, str, type[Op]], int] = {}
+
+    def fork(self) -> Engine:
+        """An engine for one of several roles: loop variables of its own, all else is shared."""
+        twin = copy(self)
+        twin.symbols = dict(self.symbols)
+        return twin
+
+    def turn(self, ready: Sequence[str]) -> str:
+        """Which of the roles that can go on goes on; here the first, so that loads run ahead."""
+        return ready[0]
 
     def start(self, group: str, flight: Flight) -> None:
         flight.poison()
@@ -69,6 +86,8 @@ class Engine(Interp):
         while len(batches) > pending:
             for flight in batches.popleft():
                 flight.land()
+            for later in chain(self.open.get(group, ()), *batches):  # into the same slot, perhaps
+                later.poison()
 
 
 @dataclass(frozen=True, eq=False)

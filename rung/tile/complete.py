@@ -16,8 +16,8 @@ from rung.core.op import Func, Value
 from rung.core.types import axes_of, dtype_of
 from rung.loop import ir as loop
 from rung.tile import mapping as tile
-from rung.tile.legality import find_route
 from rung.tile.nest import Nest, Split
+from rung.tile.route import find_route
 from rung.tile.stage import Access, tile_form
 from rung.tile.to_kernel import Stmt
 

@@ -11,23 +11,22 @@ lowered by `to_kernel`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from math import prod
-from typing import NoReturn
 
 from rung.core.errors import MappingError
 from rung.core.machine import GRID, THREAD, UNROLL, VECTOR, Machine
-from rung.core.op import Func, Value
+from rung.core.op import Func, Op, Value
 from rung.core.types import axes_of, dtype_of
 from rung.kernel.ir import INTRINSICS
 from rung.loop import ir as loop
 from rung.tile import mapping as tile
 from rung.tile.leaf import in_array
 from rung.tile.nest import LOOPS, Nest, Split
+from rung.tile.roles import check_roles
+from rung.tile.route import Path, find_route, refuse
 from rung.tile.stage import find_split, placed_buffer, tile_form
-from rung.tile.to_kernel import Stmt, phases, statements, varies
+from rung.tile.to_kernel import Stmt
 
-Path = tuple[tuple[Split, int], ...]  # loops around a statement, each with which run of it
 SPARE = 48  # registers of a thread for addresses and operands
 
 
@@ -43,60 +42,6 @@ def is_legal(kernel: Func, mapping: tile.Mapping, machine: Machine) -> bool:
     except MappingError:
         return False
     return True
-
-
-def refuse(reason: str) -> NoReturn:
-    raise MappingError(f"illegal: {reason}")
-
-
-@dataclass
-class Route:
-    """Where the walk of `to_kernel` puts statements, without emitting anything."""
-
-    nest: Nest
-    paths: dict[int, Path] = field(default_factory=dict)  # by statement, its innermost loops
-    ends: dict[int, Path] = field(default_factory=dict)  # by fold, the loops around its whole
-    runs: int = 0
-
-    def visit(self, stmts: Sequence[Stmt], depth: int, path: Path) -> None:
-        if depth == len(self.nest.loops):
-            for s in stmts:
-                self.paths[id(s)] = path
-                self.ends.setdefault(id(s), path)
-            return
-        split = self.nest.loops[depth]
-        for phase in phases(stmts, split) if stmts else ():
-            inside = [s for s in phase if varies(s, split)]
-            for s in inside:
-                if s.folds == split.axis and split not in s.carried:
-                    self.ends.setdefault(id(s), path)
-            if inside:
-                self.runs += 1
-                self.visit(inside, depth + 1, (*path, (split, self.runs)))
-            self.visit([s for s in phase if s not in inside], depth + 1, path)
-
-
-    def visible(self, q: Stmt, s: Stmt) -> bool:
-        """Whether `s` stands where what `q` finished is still in registers."""
-        end = self.ends[id(q)]
-        return self.paths[id(s)][:len(end)] == end
-
-    def around(self, stmts: Sequence[Stmt]) -> list[Split]:
-        """Loops that all of some statements are in, outermost first."""
-        first, *rest = [[split for split, _ in self.paths[id(s)]] for s in stmts]
-        return [split for split in first if all(split in other for other in rest)]
-
-    def shared(self, stmts: Sequence[Stmt]) -> list[Split]:
-        """The same where all are in one run of the loop, so that an array made there serves."""
-        first, *rest = [self.paths[id(s)] for s in stmts]
-        return [x[0] for x in first if all(x in other for other in rest)]
-
-
-def find_route(kernel: Func, mapping: tile.Mapping, nest: Nest) -> tuple[list[Stmt], Route]:
-    """The statements of a kernel and where a mapping puts them."""
-    stmts, route = statements(kernel, mapping, nest), Route(nest)
-    route.visit(stmts, 0, tuple((s, 0) for s in nest.launch))
-    return stmts, route
 
 
 class _Check:
@@ -122,6 +67,8 @@ class _Check:
         self.stmts, self.route = find_route(self.kernel, self.mapping, self.nest)
         self.explicit()
         self.order()
+        if self.mapping.roles:
+            check_roles(self.mapping, self.machine, self.nest, self.stmts, self.route)
         for s in self.stmts:
             if s.kind == "fold":
                 in_array(s, {t.axis for t in self.nested(s)})
@@ -132,9 +79,8 @@ class _Check:
         m = self.mapping
         if m.machine not in (self.machine.name, self.machine.name.split(".")[0]):
             refuse(f"the mapping is for {m.machine}, not {self.machine.name}")
-        if m.roles or m.overlaps:
-            what = (*m.roles, *m.overlaps)[0]
-            refuse(f"`{what}`: kernels with roles or overlapped stages are not built yet")
+        if m.overlaps:
+            refuse(f"`{m.overlaps[0]}`: kernels with overlapped stages are not built yet")
         for order in m.orders:
             if order.kind != "flat" or order.group:
                 refuse(f"`{order}`: blocks run in flat order only")
@@ -252,8 +198,21 @@ class _Check:
                     self.block(name, a, split)
             if p.ring > 1 and any(isinstance(s, Value) for s in op.subs):
                 refuse(f"{name} follows data: its next box is not known ahead, so no ring")
+            for sub in (s for s in op.subs if isinstance(s, Value)):
+                self.followed(name, sub, split)
             if isinstance(op, loop.Store):
                 self.placed_store(op)
+
+    def followed(self, name: str, sub: Value, split: Split) -> None:
+        """What a box follows is there when the step of its loop begins."""
+        made = {v: op for op in self.ops for v in op.results}
+        todo = [sub]
+        for v in (v for v in todo if v in made):
+            place = self.mapping.placed(v.name)
+            if place and find_split(place, self.nest).order >= split.order:
+                refuse(f"{name} follows {v.name}, which is computed inside of {split.axis}."
+                       f"{split.level}")
+            todo += made[v].operands()
 
     def placed_store(self, op: loop.Store) -> None:
         name = op.buf.name
@@ -380,6 +339,9 @@ class _Check:
                     yield p.space, name, self._bytes(value, sizes, p.pad), 1
                     continue
                 yield from self._tiles(p, name, split)
+        if self.mapping.roles and self.machine.teams and self.machine.teams.threads:
+            for p in self.mapping.places:  # a full and a free token of 8 B for each slot
+                yield p.space, "tokens", 16, p.ring
         accumulators = "acc" if self.machine.space("acc") else self.machine.spaces[0].name
         for s in self.stmts:
             if s.kind == "fold":
@@ -394,7 +356,13 @@ class _Check:
                                              for s, w in zip(op.subs, form.whole, strict=True)))
                 if key not in seen:
                     seen.add(key)
-                    yield p.space, name, self._bytes(op.buf, form.box, p.pad), p.ring
+                    for _ in range(self._copies(op, split)):
+                        yield p.space, name, self._bytes(op.buf, form.box, p.pad), p.ring
+
+    def _copies(self, op: Op, split: Split) -> int:
+        """Tiles of one access: under roles, loops that follow each other have one each."""
+        paths = [self.route.paths[id(s)] for s in self.stmts if op in (*s.loads, s.op)]
+        return len({self._inside(path, split) for path in paths}) if self.mapping.roles else 1
 
     def _bytes(self, value: Value, sizes: Sequence[int], pad: int) -> int:
         sizes = [*sizes[:-1], sizes[-1] + pad] if sizes else []
@@ -431,8 +399,9 @@ class _Check:
     def _registers(self) -> None:
         total = sum(prod(self.units(a) for a in (*axes_of(r.type), op.axis))
                     for op in self.folds for r in op.results)
-        if total > self.machine.registers - SPARE:
-            refuse(f"{total} accumulators a thread + {SPARE} > {self.machine.registers} registers")
+        most = self.mapping.crew().get("math", (1, 0))[1] or self.machine.registers
+        if total > most - SPARE:
+            refuse(f"{total} accumulators a thread + {SPARE} > {most} registers")
 
 
 def _kb(size: int) -> str:

@@ -91,12 +91,16 @@ class Combine:
 
 @dataclass(frozen=True)
 class Roles:
-    """Groups of warps (or queues) with tasks of their own: (name, how many, registers)."""
+    """Queues, or teams of threads, with tasks of their own: (name, how many, registers or 0).
+
+    `load` brings the tiles of buffers, `math` computes, `store` sends tiles off (without it `math`
+    does).
+    """
 
     roles: tuple[tuple[str, int, int], ...]
 
     def __str__(self) -> str:
-        return "roles " + ", ".join(f"{name} x{count} regs {regs}"
+        return "roles " + ", ".join(f"{name} x{count}" + (f" regs {regs}" if regs else "")
                                     for name, count, regs in self.roles)
 
 
@@ -169,6 +173,10 @@ class Mapping:
             tuple(replace(o, first=new(o.first), second=new(o.second)) for o in self.overlaps),
             self.orders)
 
+    def crew(self) -> dict[str, tuple[int, int]]:
+        """The roles by name: how many, and the registers of a thread."""
+        return {name: (count, regs) for line in self.roles for name, count, regs in line.roles}
+
     def axis(self, name: str) -> AxisLine | None:
         return next((x for x in self.axes if x.axis == name), None)
 
@@ -186,7 +194,7 @@ _PLACE = re.compile(rf"place\s+({_NAME}(?:\s*,\s*{_NAME})*)\s+in\s+(\w+)\s+at\s+
 _CARRY = re.compile(rf"carry\s+({_NAME})\s+in\s+({_NAME})")
 _USE = re.compile(rf"use\s+({_NAME})\s+with\s+([\w.]+)")
 _COMBINE = re.compile(rf"combine\s+({_NAME})\s+by\s+(\w+(?:\s*,\s*\w+)*)")
-_ROLE = rf"({_NAME})\s+x(\d+)\s+regs\s+(\d+)"
+_ROLE = rf"({_NAME})\s+x(\d+)(?:\s+regs\s+(\d+))?"
 _ROLES = re.compile(rf"roles\s+({_ROLE}(?:\s*,\s*{_ROLE})*)")
 _OVERLAP = re.compile(rf"overlap\s+({_NAME})\s+with\s+({_NAME})\s+distance\s+(\d+)")
 _ORDER = re.compile(r"order\s+(flat|lpt|persistent)(?:\s+raster\s+(\d+))?")
@@ -230,8 +238,8 @@ _STATEMENTS: tuple[tuple[re.Pattern[str], str, Callable[[re.Match[str]], Any]], 
     (_USE, "uses", lambda m: Use(m[1], m[2])),
     (_COMBINE, "combines",
      lambda m: Combine(m[1], tuple(x.strip() for x in m[2].split(",")))),
-    (_ROLES, "roles", lambda m: Roles(tuple((name, int(count), int(regs)) for name, count, regs
-                                            in re.findall(_ROLE, m[1])))),
+    (_ROLES, "roles", lambda m: Roles(tuple((name, int(count), int(regs or 0))
+                                            for name, count, regs in re.findall(_ROLE, m[1])))),
     (_OVERLAP, "overlaps", lambda m: Overlap(m[1], m[2], int(m[3]))),
     (_ORDER, "orders", lambda m: Order(m[1], int(m[2] or 0))),
     (_AXIS, "axes", _axis_line),

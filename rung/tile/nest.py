@@ -164,6 +164,16 @@ class Nest:
         splits = self.splits[split.axis]
         return any(s.kind == THREAD for s in splits[:splits.index(split)])
 
+    def uniform(self, split: Split) -> bool:
+        """Whether a loop has the same number of steps each time that it runs."""
+        splits, extent = self.splits[split.axis], self.extents[split.axis].const_value
+        outer = [s for s in splits[:splits.index(split)] if s.kind in LOOPS]
+        if self.among_threads(split):
+            return True
+        if not outer:
+            return split.size is None or extent is not None
+        return extent is not None and extent % outer[-1].step == 0
+
     def padded(self, axis: str) -> int | None:
         """The extent rounded up to whole innermost blocks; None where it is symbolic."""
         extent, unit = self.extents[axis].const_value, self.span(axis)

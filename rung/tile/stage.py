@@ -9,6 +9,9 @@
       transfer x_tile at [(kb+1)%2,0,0] from x at [32*ib,32*kb+32] ...
       ... reads x_tile[kb%2,...]
 
+Under `roles` the transfers are a stream of their own, and the slots of the ring change hands by its
+tokens: see `kernel/roles.py`.
+
 A tile covers whole innermost blocks and holds the load's fill beyond an axis' extent, so that its
 readers need no mask there.
 """
@@ -16,7 +19,7 @@ readers need no mask there.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from rung.core.errors import MappingError
@@ -24,7 +27,18 @@ from rung.core.expr import Expr, is_size
 from rung.core.op import Block, Builder, Func, Op, Value
 from rung.core.ops import Sub
 from rung.core.types import ArrayType, TensorType, axes_of
-from rung.kernel.ir import Alloc, Commit, If, Transfer, Wait
+from rung.kernel.ir import (
+    FREE,
+    FULL,
+    Alloc,
+    Await,
+    Commit,
+    If,
+    Ring,
+    Signal,
+    Transfer,
+    Wait,
+)
 from rung.loop import ir as loop
 from rung.tile import mapping as tile
 from rung.tile.nest import Nest, Split, Spot
@@ -78,6 +92,7 @@ class Batch:
     moves: tuple[tuple[Access, Form, Value], ...]  # one for each distinct tile
     same: Mapping[Op, Access]  # accesses that share the tile of another
     ring: int
+    roles: bool  # one role fills its slots and another drains them
 
 
 def tile_form(op: Access, block: Callable[[str], int | None], nest: Nest) -> Form:
@@ -135,6 +150,7 @@ class Stage:
         self.machine = nest.machine
         self.placed: dict[Op, tuple[tile.Place, Form]] = {}
         self.arrays: dict[tuple[Builder, Op], Value] = {}
+        self.crew = mapping.crew()
         self.home: Builder | None = None  # where a block's arrays are made once for all phases
         for op in kernel.body.ops:
             place = placed_buffer(op, mapping)
@@ -166,6 +182,7 @@ class Stage:
                ) -> list[Batch]:
         used = {op: None for s in stmts for op in (*s.loads, s.op)}
         ops = [op for op in used if op in self.placed and self.placed[op][0] is place]
+        asynchronous = place.mover in self.machine.asynchronous
         moves: list[tuple[Access, Form, Value]] = []
         same: dict[Op, Access] = {}
         for op in ops:
@@ -173,12 +190,27 @@ class Stage:
             form = self.placed[op][1]
             twin = next((m[0] for m in moves if self._twins(op, m[0])), None)
             if twin is None:
-                moves.append((op, form, self._array(op, form, place, scope, ring)))
+                apart = asynchronous and self._apart(op)
+                moves.append((op, form, self._array(op, form, place, scope, ring, apart)))
             same[op] = twin or op
-        group = f"{place.axis}_{place.level}" if place.mover in self.machine.asynchronous else ""
+        group = f"{place.axis}_{place.level}" if asynchronous else ""
         groups = [[m for m in moves if isinstance(m[0], kind)] for kind in (loop.Load, loop.Store)]
-        return [Batch(place, group and group + end, tuple(g), same, ring)
+        return [self._named(Batch(place, group and group + end, tuple(g), same, ring,
+                                  asynchronous and self._apart(g[0][0])))
                 for g, end in zip(groups, ("", "_out"), strict=True) if g]
+
+    def _apart(self, op: Access) -> bool:
+        """Whether another role than `math` moves the tile of an access."""
+        return ("load" if isinstance(op, loop.Load) else "store") in self.crew
+
+    def _named(self, batch: Batch) -> Batch:
+        """Under roles, declares the ring of a batch, with a name that no other has."""
+        if not batch.roles:
+            return batch
+        assert self.home is not None
+        name = self.home.names(batch.group)
+        self.home.add(Ring(name, batch.ring, tuple(array for _, _, array in batch.moves)))
+        return replace(batch, group=name)
 
     def _twins(self, a: Access, b: Access) -> bool:
         """Whether two loads need the same box of one buffer."""
@@ -188,10 +220,10 @@ class Stage:
         corners = all(w or p is q for p, q, w in zip(a.subs, b.subs, one.whole, strict=True))
         return (one.box, one.whole, a.fill) == (two.box, two.whole, b.fill) and corners
 
-    def _array(self, op: Access, form: Form, place: tile.Place, scope: Scope, ring: int
-               ) -> Value:
+    def _array(self, op: Access, form: Form, place: tile.Place, scope: Scope, ring: int,
+               apart: bool) -> Value:
         key = self.home or scope.builder, op
-        if key not in self.arrays:
+        if key not in self.arrays or apart:  # loops that follow each other need rings of their own
             assert isinstance(op.buf.type, TensorType)
             shape = (*form.box[:-1], form.box[-1] + place.pad) if form.box else ()
             shape = (ring, *shape) if ring > 1 else shape
@@ -204,7 +236,7 @@ class Stage:
                  trips: Sequence[Expr], spot: Callable[[Expr], Spot]) -> None:
         """Start the transfers of the first steps of rings."""
         for batch in batches:
-            for n in range(batch.ring - 1) if _loads(batch) else ():
+            for n in range(batch.ring - 1) if _loads(batch) and not batch.roles else ():
                 self._start(batch, split, scope, Expr.of(n), trips, spot)
 
     def enter(self, batches: Sequence[Batch], split: Split, scope: Scope, step: Expr,
@@ -212,16 +244,18 @@ class Stage:
         """Make this step's tiles arrive and start those of a later step; the tiles by access."""
         tiles: dict[Op, Tile] = {}
         for batch in batches:
-            if batch.ring > 1 and batch.group:
+            if batch.ring > 1 and batch.group and not batch.roles:
                 late = batch.ring - (2 if _loads(batch) else 1)
                 scope.builder.add(Wait(batch.group, late))
         for batch in batches:
-            if _loads(batch):
+            if batch.roles:
+                self._take(batch, scope)
+            elif _loads(batch):
                 ahead = step + (batch.ring - 1)
                 self._start(batch, split, scope, ahead, trips if batch.ring > 1 else (), spot)
                 if batch.ring == 1 and batch.group:
                     scope.builder.add(Wait(batch.group, 0))
-            slot = step % batch.ring if batch.ring > 1 else None
+            slot = (scope.step if batch.roles else step) % batch.ring if batch.ring > 1 else None
             made = {op: Tile(array, self._corner(op, form, scope.env, scope), slot, form)
                     for op, form, array in batch.moves}
             tiles.update({op: made[twin] for op, twin in batch.same.items() if twin in made})
@@ -231,22 +265,50 @@ class Stage:
     def leave(self, batches: Sequence[Batch], scope: Scope, tiles: Mapping[Op, Tile]) -> None:
         """Send this step's output tiles off."""
         for batch in batches:
-            if _loads(batch):
-                continue
-            for op, form, array in batch.moves:
-                made = tiles[op]
-                start = [Expr.of(0)] * len(form.box)
-                at = start if made.slot is None else [made.slot, *start]
-                self._add(scope.builder, Transfer(
-                    op.buf, made.corner, array, tuple(at), form.box,
-                    self._valid(op, form, made.corner, scope.env), 0, batch.place.mover,
-                    batch.group))
-            self._commit(scope.builder, batch, 0 if batch.ring == 1 else None)
+            if batch.roles:
+                self._hand_over(batch, scope, tiles)
+            elif not _loads(batch):
+                self._send(scope.builder, batch, scope, tiles, batch.group)
+                self._commit(scope.builder, batch, 0 if batch.ring == 1 else None)
+
+    def _send(self, builder: Builder, batch: Batch, scope: Scope, tiles: Mapping[Op, Tile],
+              group: str) -> None:
+        for op, form, array in batch.moves:
+            made = tiles[op]
+            start = [Expr.of(0)] * len(form.box)
+            at = start if made.slot is None else [made.slot, *start]
+            builder.add(Transfer(
+                op.buf, made.corner, array, tuple(at), form.box,
+                self._valid(op, form, made.corner, scope.env), 0, batch.place.mover, group))
+
+    # ---- between roles
+    def _take(self, batch: Batch, scope: Scope) -> None:
+        """`math` waits for this step's slot, full or free; `load` fills it when it is free."""
+        ring, step = batch.group, scope.step
+        if not _loads(batch):
+            scope.builder.add(Await(ring, FREE, step))
+            return
+        load = scope.streams["load"]
+        load.add(Await(ring, FREE, step))
+        slot = step % batch.ring if batch.ring > 1 else None
+        self._fetch(load, batch, scope, scope.env, slot)
+        load.add(Signal(ring, FULL, step))
+        scope.builder.add(Await(ring, FULL, step))
+
+    def _hand_over(self, batch: Batch, scope: Scope, tiles: Mapping[Op, Tile]) -> None:
+        """`math` gives this step's slot back, or on to `store`, which sends it off."""
+        ring, step = batch.group, scope.step
+        scope.builder.add(Signal(ring, FREE if _loads(batch) else FULL, step))
+        if not _loads(batch):
+            store = scope.streams["store"]
+            store.add(Await(ring, FULL, step))
+            self._send(store, batch, scope, tiles, "")
+            store.add(Signal(ring, FREE, step))
 
     def drain(self, batches: Sequence[Batch], scope: Scope) -> None:
         """After the loop: what is still on its way out arrives."""
         for batch in batches:
-            if not _loads(batch) and batch.ring > 1 and batch.group:
+            if not _loads(batch) and batch.ring > 1 and batch.group and not batch.roles:
                 scope.builder.add(Wait(batch.group, 0))
 
     def _start(self, batch: Batch, split: Split, scope: Scope, step: Expr, trips: Sequence[Expr],
@@ -257,21 +319,22 @@ class Stage:
         builder = scope.builder.inner() if conds else scope.builder
         ahead = batch.ring > 1
         env = {**scope.env, split.axis: spot(step)} if ahead else scope.env
-        for op, form, array in batch.moves:
-            assert isinstance(op, loop.Load)
-            corner = self._corner(op, form, env, scope)
-            start = [Expr.of(0)] * len(form.box)
-            at = [step % batch.ring, *start] if ahead else start
-            self._add(builder, Transfer(array, tuple(at), op.buf, corner, form.box,
-                                        self._valid(op, form, corner, env), op.fill,
-                                        batch.place.mover, batch.group))
+        self._fetch(builder, batch, scope, env, step % batch.ring if ahead else None)
         if conds:
             scope.builder.add(If(conds, builder.block(), Block((), ())))
         self._commit(scope.builder, batch, None)
 
-    @staticmethod
-    def _add(builder: Builder, op: Transfer) -> None:
-        builder.add(op)
+    def _fetch(self, builder: Builder, batch: Batch, scope: Scope, env: Mapping[str, Spot],
+               slot: Expr | None) -> None:
+        """The transfers that bring what a step at `env` needs, into a slot if there are some."""
+        for op, form, array in batch.moves:
+            assert isinstance(op, loop.Load)
+            corner = self._corner(op, form, env, scope)
+            start = [Expr.of(0)] * len(form.box)
+            at = start if slot is None else [slot, *start]
+            builder.add(Transfer(array, tuple(at), op.buf, corner, form.box,
+                                 self._valid(op, form, corner, env), op.fill, batch.place.mover,
+                                 batch.group))
 
     @staticmethod
     def _commit(builder: Builder, batch: Batch, pending: int | None) -> None:

@@ -10,8 +10,8 @@ The contract, in three rules:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from rung.core.errors import MappingError
@@ -20,10 +20,10 @@ from rung.core.machine import GRID, Machine
 from rung.core.op import Block, Builder, Func, Names, Op, Value, walk
 from rung.core.ops import Yield
 from rung.core.types import TensorType
-from rung.kernel.ir import For, If, Unrolled
+from rung.kernel.ir import For, If, Role, Roles, Unrolled
 from rung.loop import ir as loop
+from rung.tile import mapping as tile
 from rung.tile.leaf import Leaf
-from rung.tile.mapping import Mapping
 from rung.tile.nest import LOOPS, Nest, Split, Spot
 from rung.tile.stage import Batch, Stage
 
@@ -56,17 +56,29 @@ class Scope:
     env: dict[str, Spot]
     memo: dict[Value, Value]
     builder: Builder
+    streams: Mapping[str, Builder] = field(default_factory=dict)  # what roles beside `math` do
+    step: Expr = ZERO  # how often the body of the loops around ran since the roles started
 
     def at(self, axis: str, spot: Spot) -> Scope:
-        return Scope({**self.env, axis: spot}, dict(self.memo), self.builder)
+        return replace(self, env={**self.env, axis: spot}, memo=dict(self.memo))
 
     def inside(self, builder: Builder) -> Scope:
-        return Scope(self.env, dict(self.memo), builder)
+        return replace(self, memo=dict(self.memo), builder=builder)
+
+    def divided(self, roles: Iterable[str]) -> Scope:
+        """The same place in each of some roles; `math` is the one that `builder` builds."""
+        return replace(self, memo=dict(self.memo), builder=self.builder.inner(),
+                       streams={r: self.builder.inner() for r in roles if r != "math"})
+
+    def looped(self, var: str, hi: Expr) -> Scope:
+        """Inside of a loop, in all roles."""
+        return replace(self.inside(self.builder.inner()), step=self.step * hi + sym(var),
+                       streams={r: b.inner() for r, b in self.streams.items()})
 
 
 def to_kernel(kernel: Func, machine: Machine) -> Func:
     """Kernel IR of a kernel under its mapping. Raises MappingError for what cannot be lowered."""
-    mapping: Mapping = kernel.attr("mapping")
+    mapping: tile.Mapping = kernel.attr("mapping")
     body, unroll = Walk(kernel, mapping, machine).run()
     attrs = (("unroll", Unrolled(unroll)),) if unroll else ()
     return Func("kernel-ir", kernel.name, kernel.params, kernel.outs, body, attrs)
@@ -75,7 +87,7 @@ def to_kernel(kernel: Func, machine: Machine) -> Func:
 class Walk:
     """The walk over the levels of one mapping."""
 
-    def __init__(self, kernel: Func, mapping: Mapping, machine: Machine):
+    def __init__(self, kernel: Func, mapping: tile.Mapping, machine: Machine):
         self.kernel, self.mapping, self.machine = kernel, mapping, machine
         self.extents = loop.extents_of(kernel)
         self.nest = Nest(self.extents, mapping, machine)
@@ -94,8 +106,11 @@ class Walk:
 
     def launch(self, stmts: Sequence[Stmt], splits: Sequence[Split], scope: Scope) -> None:
         """The grid and thread loops of machines whose threads start all together, around all."""
+        if self.mapping.roles and not scope.streams and (not splits or splits[0].kind != GRID):
+            self._roles(stmts, splits, scope)
+            return
         if not splits:
-            self.stage.home = scope.builder if self.machine.threaded else None
+            self.stage.home = self.stage.home or (scope.builder if self.machine.threaded else None)
             self.emit(stmts, 0, scope)
             return
         split, builder = splits[0], scope.builder.inner()
@@ -108,6 +123,17 @@ class Walk:
         self.leaf.bounds[split.var] = (0, hi - 1)
         self._step(split, stmts, inner, None, lambda s: self.launch(stmts, splits[1:], s))
         scope.builder.add(For(split.var, hi, builder.block(), None, split.level))
+
+    def _roles(self, stmts: Sequence[Stmt], splits: Sequence[Split], scope: Scope) -> None:
+        """One walk writes what each role does; arrays that they share stand before them."""
+        crew = self.mapping.crew()
+        self.stage.home, parts = scope.builder, scope.divided(crew)
+        self.launch(stmts, splits, parts)
+        builders = {"math": parts.builder, **parts.streams}
+        roles = scope.builder.inner()
+        for name, (count, regs) in crew.items():
+            roles.add(Role(name, builders[name].block(), count, regs))
+        scope.builder.add(Roles(roles.block()))
 
     def emit(self, stmts: Sequence[Stmt], depth: int, scope: Scope) -> None:
         """Emit statements inside the loops outside of `depth`."""
@@ -265,6 +291,8 @@ class Walk:
         if hi.is_const(1) and cap is None:
             self._step(split, stmts, scope.at(split.axis, spot(start)), None, rest)
             return
+        if scope.streams and cap is not None and hi.const_value and cap.const_value:
+            hi, cap = Expr.of(min(hi.const_value, cap.const_value)), None
         trips = [hi] if cap is None else [hi, cap]
 
         def around(n: Expr) -> Spot:
@@ -273,17 +301,20 @@ class Walk:
         rings = self.stage.rings(split, stmts, scope)
         self.stage.prologue(rings, split, scope, trips, around)
         state = self.leaf.state(stmts)
-        builder = scope.builder.inner()
+        inner = scope.at(split.axis, around(sym(split.var))).looped(split.var, hi)
+        builder = inner.builder
         args = tuple(Value(builder.names(v.name), v.type) for v in state)
         self.leaf.set_state(stmts, args)
         self.leaf.bounds[split.var] = (0, hi - 1)
-        inner = scope.at(split.axis, around(sym(split.var))).inside(builder)
         self._step(split, stmts, inner, rings, rest, sym(split.var), trips, around)
         if state:
             builder.add(Yield(self.leaf.state(stmts)))
         level = split.level if split.kind == GRID or split.level == "unroll" else ""
         op = For(split.var, hi, builder.block(args), cap, level, state)
         self.leaf.set_state(stmts, scope.builder.add(op, *(v.name for v in state)))
+        for role, stream in inner.streams.items():
+            if stream.ops:
+                scope.streams[role].add(For(split.var, hi, stream.block(), cap, level))
         self.stage.drain(rings, scope)
 
     def _step(self, split: Split, stmts: Sequence[Stmt], scope: Scope,
@@ -325,7 +356,7 @@ def phases(stmts: Sequence[Stmt], split: Split) -> list[list[Stmt]]:
     return [[s for s in stmts if level[id(s)] == n] for n in range(count)]
 
 
-def statements(kernel: Func, mapping: Mapping, nest: Nest) -> list[Stmt]:
+def statements(kernel: Func, mapping: tile.Mapping, nest: Nest) -> list[Stmt]:
     """Folds, placed values and stores in order, each with the statements that it reads."""
     made: dict[Value, Stmt] = {}
     reads: dict[Value, list[Stmt]] = {}
@@ -353,7 +384,7 @@ def statements(kernel: Func, mapping: Mapping, nest: Nest) -> list[Stmt]:
     return out
 
 
-def _around(op: Op, mapping: Mapping, nest: Nest) -> frozenset[Split]:
+def _around(op: Op, mapping: tile.Mapping, nest: Nest) -> frozenset[Split]:
     """The loops from the outermost to the one where a value of `op` is placed."""
     places = [p for r in op.results if (p := mapping.placed(r.name))]
     at = [n for n, s in enumerate(nest.loops) for p in places
@@ -361,7 +392,7 @@ def _around(op: Op, mapping: Mapping, nest: Nest) -> frozenset[Split]:
     return frozenset(nest.loops[: max(at, default=-1) + 1])
 
 
-def _kind(op: Op, mapping: Mapping) -> str:
+def _kind(op: Op, mapping: tile.Mapping) -> str:
     if isinstance(op, loop.Fold | loop.Contract):
         return "fold"
     if isinstance(op, loop.Store):

@@ -39,6 +39,49 @@ N = "kernel-ir f(x: f32[4,32], w: f32[32] mutated) -> y: f32[32]\n"
 P = "program f(x: f32[4,4] input, n: i64[4] input, c: f32[4,4] mutated)\n"
 STORE = "\n  y[i] = 1.0"
 
+RING = N + """\
+  a = alloc : l1 f32[2,4]
+  ring k slots 2 of a
+  roles
+    role load
+      for i in 0..8
+        await k free step i
+        transfer a at [i%2,0] from w at [4*i] box [4] valid [4] group k
+        signal k full step i
+    role math
+      for i in 0..8
+        await k full step i
+        y[i] = a[i%2,0]
+        signal k free step i
+"""
+TURNS = N + """\
+  a = alloc : l1 f32[4]
+  ring k slots 1 of a
+  b = alloc : l1 f32[4]
+  ring o slots 1 of b
+  roles
+    role load
+      await k free step 0
+      signal k full step 0
+      await o full step 0
+      signal o free step 0
+    role math
+      await o free step 0
+      await k full step 0
+      signal k free step 0
+      signal o full step 0
+      y[0] = 1.0
+"""
+OTHER = ("      signal k full step 0\n      await o full step 0\n",
+         "      await o full step 0\n      signal k full step 0\n")
+
+
+def ring(old: str, new: str) -> str:
+    """RING with one thing wrong."""
+    assert old in RING
+    return RING.replace(old, new)
+
+
 BAD = [
     # every function
     (P + "  return x\n  return x", "return x", "return ends the function"),
@@ -100,6 +143,46 @@ BAD = [
     (N + "  b = alloc : l1 f32[4]\n  a = if nonneg [1] : l1 f32[4]\n    yield b\n"
      "  else\n    yield b\n  y[0] = a[0]", "a[0]", "a is a value, not memory"),
     (N + "  barrier l9\n  y[0] = 1.0", "barrier l9", "l9 is no memory space here"),
+    # Kernel IR: roles
+    (ring("slots 2", "slots 0"), "ring k slots 0 of a", "a ring has a slot at least"),
+    (ring("of a", "of w"), "ring k slots 2 of w", "w is no array"),
+    (ring("slots 2", "slots 3"), "ring k slots 3 of a", "a is l1 f32[2,4], without 3 slots"),
+    (ring("  roles\n", "  roles\n    barrier l1\n"), "roles", "a barrier among roles"),
+    (ring("await k full", "await k half"), "await k half", "a ring has no token 'half'"),
+    (ring("  roles\n", "  await k full step 0\n  roles\n"), "await k full", "only roles have"),
+    (ring("    role math\n", "    role math\n      ring l slots 2 of a\n"), "ring l",
+     "a ring inside of a role"),
+    (N + "  role math\n    y[0] = 1.0", "role math", "a role outside of `roles`"),
+    (ring("role math", "role load"), "role load", "two roles are called load"),
+    (ring("await k free", "await l free"), "await l free", "there is no ring l"),
+    (ring("        signal k full step i\n", ""), "ring k slots",
+     "k full is signalled in 0 places, not one"),
+    (ring("await k full step i\n", "await k full step i\n        await k full step i\n"),
+     "await k full", "k full is awaited in 2 places, not one"),
+    (ring("    role math\n      for i in 0..8\n", ""), "await k free",
+     "k is filled and drained by one role"),
+    (ring("        signal k full step i\n", "      for j in 0..8\n        signal k full step j\n"),
+     "signal k full", "k changes hands in another block"),
+    (ring("math\n      for i in 0..8", "math\n      for i in 0..7"), "await k full step i",
+     "k is filled and drained in unlike loops"),
+    (RING.replace("in 0..8", "in 0..8 cap 7"), "await k free step i", "in unlike loops"),
+    (ring("await k free step i", "await k free step 2*i"), "await k free", "the step is i here"),
+    (ring("        y[i] = a[i%2,0]\n        signal k free step i\n",
+          "        signal k free step i\n        y[i] = a[i%2,0]\n"), "a[i%2,0]",
+     "the slot of k is not held here: that is after `await k full`"),
+    (ring("y[i] = a[i%2,0]", "y[i] = a[0,0]"), "a[0,0]", "the slot of k is i%2 here"),
+    (ring("        y[i] =", "        if nonneg [i]\n          signal k full step i\n"
+          "        y[i] ="),
+     "signal k full", "a token under a condition"),
+    (ring("  ring k slots 2 of a\n", "  ring k slots 2 of a\n  b = alloc : l1 f32[4]\n").replace(
+        "y[i] =", "y[i] = b[0] +").replace("signal k full", "b[0] = 1.0\n        signal k full"),
+     "b[0]", "b passes between roles without a ring"),
+    (TURNS.replace(*OTHER), "await o full", "roles wait for each other without a token"),
+    (RING.replace("  ring k slots 2 of a\n", "  ring k slots 2 of a\n  b = alloc : l1 f32[4]\n"
+                  "  ring o slots 1 of b\n").replace(
+        "    role math\n", "      await o free step 0\n      signal o full step 0\n    role math\n"
+        "      await o full step 0\n      signal o free step 0\n"),
+     "await o free", "roles wait for each other without a token"),
     # Program: ops
     (P + "  a = call f(x) effect bad : f32[4,4]\n  return a", "a = call f(x) effect bad",
      "no effect is called 'bad'"),
@@ -283,7 +366,7 @@ def test_a_broken_op_is_not_remembered() -> None:
     assert failure(func) == failure(func)
 
 
-@pytest.mark.parametrize("text", ALL, ids=lambda text: text.split("(")[0])
+@pytest.mark.parametrize("text", [*ALL, RING, TURNS], ids=lambda text: text.split("(")[0])
 def test_good_functions_pass(text: str) -> None:
     func = parse(text)
     verify(func, VOCABULARIES[func.kind], RULES[func.kind])

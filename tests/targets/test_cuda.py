@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 import pytest
-from mapped import KERNELS, difference, kernel
+from mapped import KERNELS, Anyhow, Late, difference, kernel
 
 from rung.core.errors import TargetCompileError
 from rung.core.op import Func
+from rung.kernel.moves import Engine
 from rung.targets.cuda.build import build, nvcc
 from rung.targets.cuda.emit import emit, launch_shape
 from rung.targets.cuda.machine import SM90
 from rung.tile.candidates_gpu import candidates
+from rung.tile.legality import check
 from rung.tile.mapping import parse_mapping
 from rung.tile.to_kernel import to_kernel
 
@@ -36,8 +39,8 @@ def first(func: Func, count: int = 1) -> list[Func]:
 def sizes(name: str, n: int, other: int = 21) -> dict[str, int | str]:
     if name in ("relu_mm", "norm_proj"):
         return {"M": other, "K": n, "N": 19}
-    if name in ("softmax", "colsum"):
-        return {"M": other, "N": n} if name == "softmax" else {"M": n, "N": other}
+    if name in ("softmax", "colsum", "inplace"):
+        return {"M": n, "N": other} if name == "colsum" else {"M": other, "N": n}
     return {"H": 2, "G": 2, "D": 16, "L": max(n, 4)}
 
 
@@ -62,6 +65,59 @@ def test_the_source_has_the_parts_of_the_mapping() -> None:
                  "cp_async_wait<0>();", "__syncthreads();", "arena[16896]"):
         assert part in text
     assert "#include" not in text
+
+
+ROLES = GEMM.replace("ring 2", "ring 3") + "  roles load x1 regs 40, math x2 regs 232\n"
+
+
+def test_roles_share_a_block() -> None:
+    func = kernel("relu_mm", M=100, K=70, N=90)
+    lowered = to_kernel(func.with_attr("mapping", parse_mapping(ROLES)), SM90)
+    head, load, math = re.split(r"if \(threadIdx.x (?:>=|<) 256\)", emit([lowered]))
+    assert "__launch_bounds__(384, 1)" in head and launch_shape(lowered).threads == 384
+    assert "mbarrier_init(k_pipe, 3, 128, 256);" in head
+    assert "cp_async<4>(" in load and "cp_async_arrive(k_pipe + k0%3);" in load
+    assert "cp_async<" not in math and "mbarrier_arrive(k_pipe + k0%3+3);" in math
+    assert "__syncthreads" not in load + math
+
+
+def team(name: str, dtype: str, n: int) -> Func:
+    """A kernel under roles, with a fold over threads and arrays of `math` alone."""
+    mapping = {"relu_mm": ROLES, "softmax": """map softmax on cuda.sm90
+  i: grid *, seq 2
+  j: seq *, thread 128, reg 2
+  place x in shared at i.seq by cp.async
+  place e in shared at i.seq
+  roles load x1, math x1
+""", "norm_proj": """map norm_proj on cuda.sm90
+  i: grid *, thread 8
+  j: grid *, thread 16
+  k: pipe *, unroll 8
+  place w in shared at k.pipe ring 2 by cp.async
+  place x in shared at k.pipe ring 2 by cp.async
+  roles load x1, math x1
+"""}[name]
+    func = kernel(name, dtype, **sizes(name, n, 22))
+    return func.with_attr("mapping", parse_mapping(mapping))
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("n", (1, 13, 129))
+@pytest.mark.parametrize("name", ["relu_mm", "softmax", "norm_proj"])
+def test_teams_on_numpy(name: str, n: int, dtype: str) -> None:
+    func = team(name, dtype, n)
+    check(func, func.attr("mapping"), SM90)
+    for turns in (Engine, Late, Anyhow):
+        assert difference(func, SM90, engine=turns) < (1e-3 if dtype == "f32" else 0.3)
+
+
+@needs_nvcc
+def test_teams_compile_with_the_registers_they_ask_for(tmp_path: Path) -> None:
+    kernels = [replace(to_kernel(team(name, dtype, 129), SM90), name=f"{name}_{dtype}")
+               for name in ("relu_mm", "softmax", "norm_proj") for dtype in ("f32", "bf16")]
+    made = build(emit(kernels), tmp_path)
+    assert made.spills() == []  # notices too: ptxas tells if it ignores the registers
+    assert made.log.count("Used 168 registers") == 2
 
 
 def test_wide_copies_where_rows_are_aligned() -> None:

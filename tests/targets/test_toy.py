@@ -106,6 +106,19 @@ def test_a_ring_with_a_slot_too_few_is_found() -> None:
     assert not difference(func, TOY, lowered=replace(late, body=block(late.body))) < 1e30
 
 
+def test_roles_are_queues_of_the_assembly() -> None:
+    func = kernel("relu_mm", M=40, K=100, N=50)
+    roles = TILE + "  roles load x1, math x1, store x1\n"
+    lowered = to_kernel(func.with_attr("mapping", parse_mapping(roles)), TOY)
+    text = emit([lowered])
+    queues = text.split("queue ")[1:]
+    assert [q.split()[0] for q in queues] == ["load", "math", "store"]
+    assert ["dma.in" in q for q in queues] == [True, False, False]
+    assert ["mac16" in q for q in queues] == [False, True, False]
+    assert ["dma.out" in q for q in queues] == [False, False, True]
+    assert difference(func, TOY, engine=ToyEngine, lowered=lowered) < 1e-3
+
+
 def test_the_scratchpad_has_an_end() -> None:
     func = gemm()
     big = [replace(r, type=replace(r.type, shape=(2, 512, 512)))  # type: ignore[call-arg]

@@ -21,6 +21,7 @@ k: pipe *, unroll 32
 place x, w in shared at k.pipe pad 1 ring 2 by cp.async
 use mm with ffma
 """
+ROLES = GEMM + "roles load x1 regs 40, math x2 regs 232\n"
 TILE = """
 i: seq *, atom 16
 j: seq *, lane 16
@@ -50,7 +51,37 @@ CASES: list[tuple[Machine, str, dict[str, int | str], str, str]] = [
     (SM90, "relu_mm", MM, GEMM.replace("x, w", "y"), "stored from registers"),
     (SM90, "relu_mm", MM, GEMM.replace("place x, w", "place a"), "no mover brings it"),
     (SM90, "relu_mm", MM, GEMM.replace("ffma", "wgmma"), "no atom wgmma"),
-    (SM90, "relu_mm", MM, GEMM + "roles load x1 regs 40, math x2 regs 232", "roles"),
+    (SM90, "relu_mm", MM, ROLES.replace("load x1", "pack x1"), "no role pack, only load, math"),
+    (SM90, "relu_mm", MM, ROLES.replace("math x2", "load x2"), "two roles are called load"),
+    (SM90, "relu_mm", MM, GEMM + "roles math x2", "there is no role load"),
+    (SM90, "relu_mm", MM, ROLES.replace("math x2", "math x1"),
+     "math x1 is 128 threads, the axes have 256"),
+    (SM90, "relu_mm", MM, ROLES.replace("load x1", "load x7"), "1152 threads in all roles"),
+    (SM90, "relu_mm", MM, ROLES.replace("regs 40", "regs 44"), "load regs 44: .* multiple of 8"),
+    (SM90, "relu_mm", MM, ROLES.replace("regs 40", "regs 56"),
+     "66560 registers in all roles > 168 of each of 384 threads"),
+    (SM90, "relu_mm", MM, ROLES.replace("regs 232", "regs 48"), r"a thread \+ 48 > 48 registers"),
+    (SM90, "relu_mm", MM, ROLES.replace("pad 1 ring 2 by cp.async", ""),
+     "load has nothing to move: no place by cp.async"),
+    (SM90, "relu_mm", MM, ROLES.replace("at k.pipe pad 1 ring 2", "at j.grid"),
+     "x is placed at j.grid: roles start inside of that loop"),
+    (SM90, "relu_mm", {"M": 64, "K": 64, "N": 5824}, ROLES.replace("unroll 32", "unroll 4").replace(
+        "ring 2", "ring 427"), r"16 B x ring 427 = .* > 227 KB of shared"),
+    (TOY, "relu_mm", MM, TILE + "roles load x2, math x1", "load is one queue"),
+    (TOY, "relu_mm", MM, TILE + "roles load x1 regs 8, math x1", "load is one queue"),
+    (TOY, "relu_mm", {"M": 40, "K": 72, "N": 48}, TILE.replace("k: pipe *", "k: seq *, pipe 4")
+     + "roles load x1, math x1", "k.pipe has not the same number each time"),
+    (TOY, "rotate", {"H": 2, "D": 24, "L": 9}, "h: seq *\nd: atom 2, lane 16\n"
+     "place k, cosine, sine, pos in scratchpad at h.seq by dma\n"
+     "place cache in scratchpad at h.seq by dma\nroles load x1, math x1, store x1",
+     "cache follows data, which store does not know"),
+    (TOY, "rotate", {"H": 2, "D": 24, "L": 9}, "h: seq *\nd: atom 2, lane 16\n"
+     "place k, cosine, sine, pos, cache in scratchpad at h.seq by dma\n"
+     "place load5 in scratchpad at h.seq", "follows load5, which is computed inside of h.seq"),
+    (TOY, "inplace", {"M": 4, "N": 32}, "i: seq *\nj: seq *, lane 16\n"
+     "place x in scratchpad at j.seq by dma\nroles load x1, math x1",
+     "x is read and written: nothing orders load and math"),
+    (AVX512, "relu_mm", MM, "roles load x1, math x1", "cpu.avx512 has no roles"),
     (SM90, "relu_mm", MM, GEMM + "overlap a with mm distance 1", "overlapped stages"),
     (SM90, "relu_mm", MM, GEMM + "order persistent raster 8", "flat order only"),
     (SM90, "relu_mm", MM, GEMM + "combine mm by thread", "no parallel level"),
@@ -95,7 +126,8 @@ def test_refused_with_the_reason(machine: Machine, name: str, sizes: dict[str, i
         check(func, func.attr("mapping"), machine)
 
 
-@pytest.mark.parametrize(("machine", "text"), [(SM90, GEMM), (TOY, TILE)])
+@pytest.mark.parametrize(("machine", "text"), [
+    (SM90, GEMM), (SM90, ROLES), (TOY, TILE), (TOY, TILE + "roles load x1, math x1, store x1")])
 def test_the_originals_are_legal(machine: Machine, text: str) -> None:
     func = mapped("relu_mm", dict(MM), machine, text)
     check(func, func.attr("mapping"), machine)
@@ -105,6 +137,7 @@ def test_statements_are_printed_as_read() -> None:
     text = ("map f on cuda.sm90\n  i: grid *, thread 16, reg 2\n"
             "  place x, w in shared at k.pipe pad 1 ring 2 by cp.async\n  carry m in y\n"
             "  use mm with ffma\n  combine m by thread, reg\n"
-            "  roles load x1 regs 40, math x2 regs 232\n  overlap a with b distance 1\n"
+            "  roles load x1 regs 40, math x2 regs 232\n  roles load x1, math x1, store x1\n"
+            "  overlap a with b distance 1\n"
             "  order persistent raster 8")
     assert str(parse_mapping(text)) == text

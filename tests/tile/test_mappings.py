@@ -11,12 +11,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from mapped import SIZES, SYMBOLIC, arguments, difference, kernel, legal
+from mapped import SIZES, SYMBOLIC, Anyhow, Late, arguments, difference, kernel, legal
 
 from rung.core.machine import Machine
 from rung.core.op import Func
+from rung.core.verify import verify
 from rung.kernel.barriers import check_barriers, insert_barriers
-from rung.kernel.ir import verify_kernel_ir
+from rung.kernel.ir import VOCABULARY, verify_kernel_ir
+from rung.kernel.moves import Engine
 from rung.loop import ir as loop
 from rung.targets.base import buffers_of
 from rung.targets.cpu.machine import AVX512, host
@@ -31,16 +33,17 @@ KNOWN = {"s0": 13, "s1": 21, "s2": 18}
 HOST = host()
 
 
-def run(func: Func, mapping: tile.Mapping, machine: Machine) -> float:
+def run(func: Func, mapping: tile.Mapping, machine: Machine, turns: type[Engine] = Engine
+        ) -> float:
     mapped = func.with_attr("mapping", mapping)
     lowered = to_kernel(mapped, machine)
     if machine is SM90:
         lowered = insert_barriers(lowered, ("shared",))
         check_barriers(lowered, ("shared",))
-    verify_kernel_ir(lowered)
+    verify(lowered, VOCABULARY, verify_kernel_ir)
     if machine is TOY:
-        return difference(mapped, machine, KNOWN, ToyEngine, lowered)
-    return difference(mapped, machine, KNOWN, lowered=lowered)
+        turns = type("Turns", (turns, ToyEngine), {}) if turns is not Engine else ToyEngine
+    return difference(mapped, machine, KNOWN, turns, lowered)
 
 
 CASES = [(name, sizes) for table in (SIZES, SYMBOLIC) for name, sizes in table.items()]
@@ -56,6 +59,17 @@ def test_legal_mappings_do_not_change_the_answer(name: str, sizes: dict[str, int
     found = legal(random.Random(seed), func, machine, 60)
     for mapping in found[:4]:
         assert run(func, mapping, machine) < 1e-4, mapping
+
+
+@pytest.mark.parametrize("machine", [TOY, SM90], ids=lambda m: m.name)
+@pytest.mark.parametrize(("name", "sizes"), CASES, ids=IDS)
+def test_roles_do_not_either_whoever_goes_first(name: str, sizes: dict[str, int | str],
+                                                machine: Machine) -> None:
+    func = kernel(name, **sizes)
+    found = legal(random.Random(f"{name} roles"), func, machine, 200, roles=True)
+    for mapping in found[:3]:
+        for turns in (Engine, Late, Anyhow):
+            assert run(func, mapping, machine, turns) < 1e-4, mapping
 
 
 @pytest.mark.parametrize("name", list(SIZES))

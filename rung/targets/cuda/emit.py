@@ -1,7 +1,8 @@
 """CUDA C++ of a set of kernels: one file that includes nothing, an `extern "C"` kernel for each.
 
 Grid loops become digits of blockIdx.x, thread loops of threadIdx.x; a block's arrays lie in one
-arena of shared memory. Buffers are taken to be aligned to 16 bytes, as allocators align them.
+arena of shared memory. Buffers are taken to be aligned to 16 bytes, as allocators align them. Roles
+share a block: the threads of `math` come first, and a ring has a full and a free mbarrier a slot.
 """
 
 from __future__ import annotations
@@ -16,7 +17,22 @@ from rung.core.op import Func, Op, walk
 from rung.core.scalar import MONOIDS
 from rung.core.types import ArrayType, VecType, dtype_of
 from rung.kernel.barriers import insert_barriers
-from rung.kernel.ir import Alloc, Barrier, Combine, Commit, For, Transfer, Wait
+from rung.kernel.ir import (
+    FREE,
+    FULL,
+    Alloc,
+    Await,
+    Barrier,
+    Combine,
+    Commit,
+    For,
+    Ring,
+    Role,
+    Roles,
+    Signal,
+    Transfer,
+    Wait,
+)
 from rung.targets.c_cuda import CudaPrelude
 from rung.targets.cuda.machine import SM90
 from rung.targets.emit import Emitter, Style, element, strides_of
@@ -45,11 +61,19 @@ def launch_shape(func: Func) -> Shape:
     for op in launch_loops(func, GRID):
         blocks = blocks * op.hi
     size = shared_bytes(func)
-    return Shape(blocks, threads_of(func), size if size > STATIC else 0)
+    return Shape(blocks, sum(teams_of(func).values()), size if size > STATIC else 0)
 
 
 def threads_of(func: Func) -> int:
+    """Threads that compute; a block may have others, which bring tiles."""
     return prod(op.hi.const_value or 1 for op in launch_loops(func, THREAD))
+
+
+def teams_of(func: Func) -> dict[str, int]:
+    """Threads of each role, `math` first."""
+    assert SM90.teams is not None
+    return {"math": threads_of(func)} | {op.name: op.count * SM90.teams.threads for op in walk(
+        func.body) if isinstance(op, Role) and op.name != "math"}
 
 
 def shared_bytes(func: Func) -> int:
@@ -58,6 +82,7 @@ def shared_bytes(func: Func) -> int:
     names = {op.var for op in launch_loops(func, THREAD)}
     sizes = [_rounded(t.bytes) for op in ops if isinstance(op, Alloc) for t in op.types
              if isinstance(t, ArrayType)]
+    sizes += [_rounded(16 * op.slots) for op in ops if isinstance(op, Ring)]
     wide = [dtype_of(op.x.type).bytes for op in ops if isinstance(op, Combine) and op.axis in names]
     return sum(sizes) + threads_of(func) * max(wide, default=0)
 
@@ -70,9 +95,13 @@ class CudaEmitter(Emitter):
     """One kernel, as each thread sees it."""
 
     def __init__(self, func: Func, prelude: CudaPrelude):
-        self.threads = threads_of(func)
-        head = f'extern "C" __global__ void __launch_bounds__({self.threads}) {{name}}({{params}})'
+        self.threads, self.teams = threads_of(func), teams_of(func)
+        roles = [op for op in walk(func.body) if isinstance(op, Role)]
+        bounds = f"{sum(self.teams.values())}{', 1' if any(op.regs for op in roles) else ''}"
+        head = f'extern "C" __global__ void __launch_bounds__({bounds}) {{name}}({{params}})'
         super().__init__(func, prelude, Style("__restrict__", head))
+        self.sync = "__syncthreads()"
+        self.rings: dict[str, Ring] = {}
         self.used = 0
         self.strides: dict[str, int] = {}  # of each thread loop, in threads
 
@@ -108,6 +137,12 @@ class CudaEmitter(Emitter):
             case For() if KINDS.get(op.level) in (GRID, THREAD):
                 for inner in op.body.ops:
                     self.statement(inner)
+            case Ring():
+                self._ring(op)
+            case Roles():
+                self._roles(op)
+            case Await() | Signal():
+                self._token(op)
             case Combine() if op.axis in self.strides:
                 super().statement(op)
                 self._force(op.result)  # all threads take part, so not inside a condition
@@ -121,7 +156,7 @@ class CudaEmitter(Emitter):
         self.line(f"for ({kind} {op.var} = 0; {op.var} < {end}; {op.var}++) {{")
 
     def barrier(self, op: Barrier) -> None:
-        self.line("__syncthreads();")
+        self.line(f"{self.sync};")
 
     def _alloc(self, op: Alloc) -> None:
         (t,) = op.types
@@ -140,9 +175,68 @@ class CudaEmitter(Emitter):
         kind = self.p.type(t.dtype)
         step = self.p.call(MONOIDS[op.monoid].combine, t.dtype, 1, ["a", "b"])
         place = shared_bytes(self.func) - self.threads * t.dtype.bytes
-        return (f"combine<{count}, {self.strides[op.axis]}, {self.threads}>("
+        name = "combine" if self.sync == "__syncthreads()" else "team_combine"
+        return (f"{name}<{count}, {self.strides[op.axis]}, {self.threads}>("
                 f"{self.get(op.x, point)}, [](const {kind} a, const {kind} b) "
                 f"{{ return {step}; }}, ({kind} *)(arena + {place}))")
+
+    # ---- roles
+    def _ring(self, op: Ring) -> None:
+        """The mbarriers of a ring: those of full slots, then those of free ones."""
+        self.rings[op.name] = op
+        self.line(f"unsigned long *const {op.name} = (unsigned long *)(arena + {self.used});")
+        self.used += _rounded(16 * op.slots)
+
+    def _roles(self, op: Roles) -> None:
+        self.line("if (threadIdx.x == 0) {")
+        for ring in self.rings.values():
+            load, math = self.teams["load"] * len(self._arrivals(ring.name)), self.teams["math"]
+            self.line(f"  mbarrier_init({ring.name}, {ring.slots}, {load}, {math});")
+        self.line("}")
+        self.line("__syncthreads();")
+        math = self.teams["math"]
+        for role in (x for x in op.body.ops if isinstance(x, Role)):
+            if role.name == "math":
+                self._role(role, f"if (threadIdx.x < {math})", f"team_sync<{math}>()")
+            else:
+                self._role(role, f"if (threadIdx.x >= {math})", "", f"threadIdx.x - {math}")
+
+    def _role(self, role: Role, test: str, sync: str, tid: str = "") -> None:
+        outer = self.threads, self.sync
+        self.threads, self.sync = self.teams[role.name], sync
+        self.line(f"{test} {{  // {role.name}")
+        self.depth += 1
+        if role.regs:
+            assert SM90.teams is not None
+            grows = role.regs > SM90.teams.registers // sum(self.teams.values())
+            self.line(f"set_registers_{'up' if grows else 'down'}<{role.regs}>();")
+        if tid:
+            self.line(f"const int tid = {tid};")
+        for inner in role.body.ops:
+            self.statement(inner)
+        if role.name == "load":
+            self.line("cp_async_wait_all();")
+        self.depth -= 1
+        self.line("}")
+        self.threads, self.sync = outer
+
+    def _token(self, op: Await | Signal) -> None:
+        slots = self.rings[op.ring].slots
+        at = op.step % slots + (slots if op.token == FREE else 0)
+        place = f"{op.ring} + {self.c(at)}"
+        if isinstance(op, Await):  # a slot that was never filled is free: as if a phase had passed
+            phase = (op.step // slots + (1 if op.token == FREE else 0)) % 2
+            self.line(f"mbarrier_wait({place}, {self.c(phase)});  // {op.token}")
+            return
+        self._flush_loads(None)
+        for arrive in self._arrivals(op.ring) if op.token == FULL else ["mbarrier_arrive"]:
+            self.line(f"{arrive}({place});  // {op.token}")
+
+    def _arrivals(self, ring: str) -> list[str]:
+        """How a thread that loads arrives: with its asynchronous copies, and with its stores."""
+        wide = {self._width(op) > 0 for op in walk(self.func.body)
+                if isinstance(op, Transfer) and op.group == ring}
+        return ["cp_async_arrive"] * (True in wide) + ["mbarrier_arrive"] * (False in wide)
 
     # ---- transfers
     def transfer(self, op: Transfer) -> None:
@@ -211,6 +305,8 @@ static __device__ __forceinline__ void cp_async_commit() {
 template <int PENDING> static __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" :: "n"(PENDING) : "memory");
 }
+"""
+COMBINE = """\
 // Folds x over COUNT threads that are STRIDE apart; every thread gets the result. All powers of 2.
 template <int COUNT, int STRIDE, int THREADS, class T, class F>
 static __device__ __forceinline__ T combine(T x, F fold, T *place) {
@@ -231,6 +327,47 @@ static __device__ __forceinline__ T combine(T x, F fold, T *place) {
   return x;
 }
 """
+ROLES = """\
+// An mbarrier for each full slot of a ring, then one for each free slot.
+static __device__ __forceinline__ void mbarrier_init(unsigned long *ring, int slots, int load,
+                                                     int math) {
+  for (int n = 0; n < 2 * slots; n++) {
+    const unsigned at = (unsigned)__cvta_generic_to_shared(ring + n);
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"
+                 :: "r"(at), "r"(n < slots ? load : math) : "memory");
+  }
+}
+static __device__ __forceinline__ void mbarrier_arrive(unsigned long *slot) {
+  const unsigned at = (unsigned)__cvta_generic_to_shared(slot);
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(at) : "memory");
+}
+static __device__ __forceinline__ void mbarrier_wait(unsigned long *slot, int parity) {
+  const unsigned at = (unsigned)__cvta_generic_to_shared(slot);
+  unsigned done = 0;
+  while (!done)
+    asm volatile("{\\n.reg .pred p;\\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\\n"
+                 "selp.u32 %0, 1, 0, p;\\n}" : "=r"(done) : "r"(at), "r"(parity) : "memory");
+}
+// Arrives when all that this thread copies has arrived.
+static __device__ __forceinline__ void cp_async_arrive(unsigned long *slot) {
+  const unsigned at = (unsigned)__cvta_generic_to_shared(slot);
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" :: "r"(at) : "memory");
+}
+static __device__ __forceinline__ void cp_async_wait_all() {
+  asm volatile("cp.async.wait_all;" ::: "memory");
+}
+template <int THREADS> static __device__ __forceinline__ void team_sync() {
+  asm volatile("bar.sync 1, %0;" :: "n"(THREADS) : "memory");
+}
+template <int COUNT> static __device__ __forceinline__ void set_registers_down() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(COUNT));
+}
+template <int COUNT> static __device__ __forceinline__ void set_registers_up() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(COUNT));
+}
+""" + COMBINE.replace("combine(", "team_combine(").replace(
+    "__syncthreads()", "team_sync<THREADS>()")
 
 
 def emit(kernels: Sequence[Func]) -> str:
@@ -238,7 +375,9 @@ def emit(kernels: Sequence[Func]) -> str:
     prelude = CudaPrelude()
     done = [insert_barriers(k, ("shared",)) for k in kernels]
     bodies = [CudaEmitter(k, prelude).source() for k in done]
-    return prelude.text() + "\n" + HELPERS + "\n" + "\n\n".join(bodies) + "\n"
+    roles = any(isinstance(op, Roles) for k in kernels for op in walk(k.body))
+    helpers = HELPERS + COMBINE + (ROLES if roles else "")
+    return prelude.text() + "\n" + helpers + "\n" + "\n\n".join(bodies) + "\n"
 
 
 def blocks_text(func: Func) -> str:

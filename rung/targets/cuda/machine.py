@@ -2,12 +2,23 @@
 
 Rates were measured on one H200 (copy 4.28 TB/s, L2 9 TB/s, a launch 2.6 us); FFMA at 246 a clock,
 SM and 1.7 GHz. `thread` stands for warps and lanes: its steps run in lockstep as far as barriers
-and shuffles make them. `unroll` is a loop that is written out, `reg` is copies in registers.
+and shuffles make them. `unroll` is a loop that is written out, `reg` is copies in registers. Roles
+are made of warpgroups, which alone can take registers over from each other.
 """
 
 from __future__ import annotations
 
-from rung.core.machine import GRID, SEQ, THREAD, UNROLL, Level, Machine, Rates, Space
+from rung.core.machine import (
+    GRID,
+    SEQ,
+    THREAD,
+    UNROLL,
+    Level,
+    Machine,
+    Rates,
+    Space,
+    Teams,
+)
 
 SMS = 132
 SHARE = 1 + 0.8 * (SMS - 1)  # rates are a core's; the memory of n cores counts 1 + 0.8(n - 1)
@@ -19,5 +30,6 @@ SM90 = Machine(
     (Space("shared", 232448, 29e12, "grid"), Space("hbm", 141 << 30, 4.28e12)),
     Rates(4.28e12 / SHARE, 9e12 / SHARE, {"f32": 55e12 / SMS, "f64": 27e12 / SMS,
                                           "i64": 7e12 / SMS, "i32": 28e12 / SMS}, 2.6e-6),
-    1, 255, ("ld/st", "cp.async"), ("ffma",), cores=SMS, asynchronous=("cp.async",))
+    1, 255, ("ld/st", "cp.async"), ("ffma",), cores=SMS, asynchronous=("cp.async",),
+    teams=Teams(("load", "math"), threads=128, most=1024, registers=65536))
 MACHINES = {SM90.name: SM90}

@@ -17,12 +17,16 @@ from rung.core.types import ArrayType, VecType
 from rung.kernel.ir import (
     Alloc,
     Apply,
+    Await,
     Combine,
     Commit,
     Fill,
     For,
     If,
     KernelIndex,
+    Ring,
+    Role,
+    Signal,
     Transfer,
 )
 from rung.kernel.ir import Wait as WaitOp
@@ -80,6 +84,12 @@ def _instruction(op: Op) -> tuple[str, ...]:
             return "if", " and ".join(f"{e} >= 0" for e in op.cond)
         case Transfer():
             return _dma(op)
+        case Ring():
+            return "ring", f"{op.name}, {op.slots}", _names(op.arrays)
+        case Role():
+            return "queue", op.name
+        case Await() | Signal():
+            return op.keyword, f"{op.ring}.{op.token}, {op.step}"
         case Commit():
             return "signal", op.group
         case WaitOp():
@@ -115,8 +125,9 @@ def _dma(op: Transfer) -> tuple[str, ...]:
     way = "in" if isinstance(op.dst.type, ArrayType) else "out"
     box = "x".join(map(str, op.box)) or "1"
     there = "x".join(f"({e})" if e.terms else str(e) for e in op.valid)
-    return (f"dma.{way}", f"{_memory(op.dst.name, op.dst_at)}, "
-            f"{_memory(op.src.name, op.src_at)}, {box}, {op.group}", f"{there} of it")
+    sides = _memory(op.dst.name, op.dst_at), _memory(op.src.name, op.src_at)
+    group = (op.group,) if op.group else ()
+    return f"dma.{way}", ", ".join((*sides, box, *group)), f"{there} of it"
 
 
 def _masks(op: LoadBase | StoreBase) -> str:

@@ -1,12 +1,23 @@
 """The toy's machine table: invented, and small enough that tiling is never optional.
 
 Nothing is computed on from DRAM: what is read or written stands in the scratchpad, where DMA puts
-it. `atom` splits are the rows and depth of a matrix instruction, `lane` its columns.
+it. `atom` splits are the rows and depth of a matrix instruction, `lane` its columns. DMA has a
+queue for each direction, `load` and `store`, beside the one of both units, `math`.
 """
 
 from __future__ import annotations
 
-from rung.core.machine import GRID, SEQ, UNROLL, VECTOR, Level, Machine, Rates, Space
+from rung.core.machine import (
+    GRID,
+    SEQ,
+    UNROLL,
+    VECTOR,
+    Level,
+    Machine,
+    Rates,
+    Space,
+    Teams,
+)
 
 TOY = Machine(
     "toy",
@@ -15,5 +26,6 @@ TOY = Machine(
     (Space("scratchpad", 64 << 10, 64e9, "core", explicit=True),
      Space("acc", 64 << 10, 256e9, "core"), Space("dram", 1 << 34, 8e9)),
     Rates(8e9, 64e9, {"f32": 16e9, "f64": 4e9, "i64": 4e9, "i32": 16e9}, 1e-6),
-    16, 64, ("dma",), ("mac16",), asynchronous=("dma",))
+    16, 64, ("dma",), ("mac16",), asynchronous=("dma",),
+    teams=Teams(("load", "math", "store")))
 MACHINES = {TOY.name: TOY}

@@ -31,10 +31,10 @@ class ToyEngine(Engine):
 
     def __init__(self, symbols: Mapping[str, int] | None = None, axes: Sequence[str] = ()):
         super().__init__(symbols, axes)
-        self.live: dict[str, int] = {}
+        self.live: dict[Value, ArrayType] = {}
 
     def block(self, block: Block, args: Iterable[Any] = ()) -> Any:
-        before = dict(self.live)
+        before = self.live
         out = super().block(block, args)
         self.live = before
         return out
@@ -42,10 +42,10 @@ class ToyEngine(Engine):
     def step(self, op: Op) -> Any:
         for t in op.types if isinstance(op, Alloc) else ():
             assert isinstance(t, ArrayType)
-            self.live[t.space] = self.live.get(t.space, 0) + t.bytes
-            if self.live[t.space] > CAPACITY[t.space]:
-                raise LaunchError(f"{self.live[t.space]} B live in {t.space}, which has "
-                                  f"{CAPACITY[t.space]}")
+            self.live = {**self.live, op.result: t}
+            used = sum(x.bytes for x in self.live.values() if x.space == t.space)
+            if used > CAPACITY[t.space]:
+                raise LaunchError(f"{used} B live in {t.space}, which has {CAPACITY[t.space]}")
         return super().step(op)
 
 
