@@ -359,7 +359,8 @@ class Stage:
             if axis:
                 out.append(self.nest.extents[axis] - env[axis].base)
             else:
-                out.append(size - at if isinstance(at, Expr) and n > 1 else Expr.of(1))
+                beyond = n > 1 or op.mask  # one element that no mask covers is there
+                out.append(size - at if isinstance(at, Expr) and beyond else Expr.of(1))
         return tuple(out)
 
 

@@ -9,6 +9,7 @@ from mapped import KERNELS, difference, kernel
 
 from rung.targets.base import target
 from rung.targets.cpu.machine import AVX512
+from rung.targets.toy.machine import TOY
 from rung.tile.choose import choose
 
 SIZES = {"relu_mm": {"M": 17, "K": 96, "N": 80}, "softmax": {"M": 13, "N": 100},
@@ -39,3 +40,10 @@ def test_the_default_choice_is_right(func: str, name: str) -> None:
     choice = choose(made, replace(machine.machine, cores=2), machine.candidates)
     assert choice.lowered is not None
     assert difference(choice.kernel, machine.machine, lowered=choice.lowered) < 1e-3
+
+
+def test_a_box_of_one_masked_element_may_lie_beyond_the_buffer() -> None:
+    func = kernel("rotate", "f32", "  h: seq *\n  d: seq *\n"
+                  "  place k, cosine, sine, pos in scratchpad at d.seq by dma\n"
+                  "  place cache in scratchpad at d.seq by dma", "toy", H=2, D=6, L=3)
+    assert difference(func, TOY) < 1e-4
