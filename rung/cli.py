@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from rung.core.config import Settings
@@ -97,6 +98,16 @@ def _bisect(args: argparse.Namespace) -> Report:
     return _of_a_function(args, bisect.bisect)
 
 
+def _repro(args: argparse.Namespace) -> Report:
+    from rung.tools import repro
+
+    made = _of_a_function(args, partial(repro.repro, kernel=args.kernel, out=args.out))
+    if not args.out:
+        return made
+    Path(args.out).write_text(made)
+    return ""
+
+
 def _doctor(args: argparse.Namespace) -> Report:
     from rung.tools import doctor
 
@@ -159,6 +170,12 @@ def parser() -> Parser:
                      help="run the text before and after on random arguments, and compare")
     _function_options(_command(commands, "bisect", "name the first pass that changes the result",
                                _bisect))
+    repro = _command(commands, "repro", "write a file that runs a graph or a kernel alone", _repro)
+    _function_options(repro)
+    repro.add_argument("--kernel", default="", metavar="NAME",
+                       help="one kernel, as a dump for rung opt --run; as C where -o ends in .c")
+    repro.add_argument("-o", dest="out", default="", metavar="FILE",
+                       help="write this file, and the inputs beside it (default: stdout)")
     _command(commands, "doctor", "tell whether this machine has what rung needs", _doctor)
     _bench_options(_command(commands, "bench", "measure against eager and Inductor", _bench))
     return made

@@ -311,6 +311,14 @@ def compile_program(func: Func, options: Any, constants: Sequence[Any],
         raise LoweringError(f"internal error: {type(error).__name__}: {error}") from error
 
 
+def verified(run: Callable[[list[Any]], Sequence[Any]], gm: Any, imported: Any, options: Any
+             ) -> Callable[[list[Any]], Sequence[Any]]:
+    """`run`, with the share of its calls that `options` ask for compared with the graph itself."""
+    from rung.tools import verify
+
+    return verify.verified(run, gm, imported, options)
+
+
 HOST = torch.device("cpu")
 
 

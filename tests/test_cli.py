@@ -41,14 +41,14 @@ def rung(capsys: pytest.CaptureFixture[str]):  # type: ignore[no-untyped-def]
 def test_help_lists_commands_options_and_variables(rung) -> None:
     code, out, err = rung("--help")
     assert (code, err) == (0, "")
-    for word in ("show", "explain", "opt", "bisect", "doctor", "bench", "RUNG_CACHE_DIR", "CC",
-                 *(f.name for f in fields(Options)), *MODES):
+    for word in ("show", "explain", "opt", "bisect", "repro", "doctor", "bench", "RUNG_CACHE_DIR",
+                 "CC", *(f.name for f in fields(Options)), *MODES):
         assert word in out
 
 
 @pytest.mark.parametrize(("args", "says"), [
     ((), "COMMAND"),
-    (("shw",), "'show', 'explain', 'opt', 'bisect', 'doctor', 'bench'"),
+    (("shw",), "'show', 'explain', 'opt', 'bisect', 'repro', 'doctor', 'bench'"),
     (("show",), "-c FILE.py:BUILD"),
     (("show", "-c", "torch.randn(3)", "--rung", "lop"), "'loop'"),
     (("show", "-c", "torch.randn(3).exp()", "--target", "gpu"), "cpu.avx2"),
@@ -292,6 +292,16 @@ def test_bisect_tells_each_pass(rung) -> None:
     assert (code, err) == (0, "")
     assert "  loop.fuse                ok\n" in out
     assert out.endswith("no pass changes the result\n")
+
+
+def test_repro_writes_a_file(rung, tmp_path: Path) -> None:
+    path = tmp_path / "graph.py"
+    code, out, err = rung("repro", "-c", RELU_MM, "-o", str(path))
+    assert (code, out, err) == (0, "", "")
+    assert "rung and eager agree" in path.read_text()
+    assert path.with_suffix(".pt").exists()
+    code, out, _ = rung("repro", "-c", RELU_MM, "--kernel", "mm_relu")
+    assert code == 0 and out.startswith("# rung opt") and "kernel mm_relu(" in out
 
 
 def test_doctor_fails_where_something_is_missing(rung, settings: Callable[..., None]) -> None:

@@ -32,6 +32,8 @@ class Options:
                              "bf16 ops in f32", PRECISIONS)
     mappings: str = _option("", "a file of mappings to use, by kernel")
     strict: bool = _option(False, "raise where a graph would otherwise run without rung")
+    verify: float = _option(0.0, "this share of calls, 0 to 1, is run again in eager and compared; "
+                            "at a difference the graph runs in eager from then on")
     mode: str = _option("default", "as torch.compile(mode=...), which cannot stand beside options; "
                         "all modes do the same so far", tuple(MODES))
 
@@ -52,6 +54,8 @@ class Options:
             values[name] = value
         for name, value in values.items():
             _one_of(name, value, targets if name == "target" else known[name].metadata["known"])
+        if not 0 <= values.get("verify", 0) <= 1:
+            raise ValueError(f"rung's option verify is a share from 0 to 1, not {values['verify']}")
         return Options(**values)
 
     @staticmethod

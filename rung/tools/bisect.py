@@ -72,7 +72,7 @@ def steps(graph: Graph, context: Context) -> Iterator[Step]:
     module = Module((graph.imported.func,))
     inputs = [*graph.inputs, *graph.imported.constants]
     arrays = [to_numpy(x) for x in inputs]
-    old, rounded = _by_torch(graph), check.tolerance(module)
+    old, rounded = by_torch(graph), check.tolerance(module)
     new = _by_oracles(module, arrays)
     yield (last := _step(IMPORT, old, new, rounded))
     modules: dict[str, Module] = {}
@@ -90,7 +90,7 @@ def steps(graph: Graph, context: Context) -> Iterator[Step]:
         last = _step(name, old, new, 0.0 if p.kind == "exact" else rounded)
         yield Step(name, note="compared with the source, for its size") if slow else last
     if not last.change:
-        yield _step(SOURCE, new, _compiled(graph, modules, context), rounded)
+        yield _step(SOURCE, new, compiled(graph, modules, context), rounded)
 
 
 def _step(name: str, old: Sequence[Any], new: Sequence[Any], bound: float) -> Step:
@@ -104,7 +104,7 @@ def _is_slow(module: Module, context: Context) -> bool:
         k, context.machine, context.hints).flops for k in module.kernels) > pipeline.SLOW
 
 
-def _by_torch(graph: Graph) -> list[Any]:
+def by_torch(graph: Graph) -> list[Any]:
     """Results and arguments afterwards, by the graph itself."""
     assert graph.imported is not None
     args = cloned(graph.inputs)
@@ -120,7 +120,7 @@ def _by_oracles(module: Module, arrays: Sequence[Any]) -> list[Any]:
         return check.results(module, arrays)
 
 
-def _compiled(graph: Graph, modules: dict[str, Module], context: Context) -> list[Any]:
+def compiled(graph: Graph, modules: dict[str, Module], context: Context) -> list[Any]:
     """The same by the code that runs in the end."""
     assert graph.imported is not None
     source = context.target.emit(pipeline.generated(modules["kernel"]))

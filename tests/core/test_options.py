@@ -25,6 +25,8 @@ def test_defaults_are_the_environments(settings: Callable[..., None]) -> None:
     ({"target": "tpu"}, ValueError, "no target 'tpu'; it has cpu, toy"),
     ({"mode": "fast"}, ValueError, "no mode 'fast'; it has default, reduce-overhead, max-autot"),
     ({"strict": 1}, TypeError, "strict is a bool, not 1"),
+    ({"verify": 2.0}, ValueError, "verify is a share from 0 to 1, not 2.0"),
+    ({"verify": True}, TypeError, "verify is a float, not True"),
     ({"mappings": None}, TypeError, "mappings is a str, not None"),
 ])
 def test_what_is_wrong_is_told_with_what_is_known(

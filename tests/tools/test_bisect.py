@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from planted import plant
 from torch import Tensor
 
 from rung import pipeline
-from rung.core.op import Block, Func, Op
-from rung.core.ops import Map
 from rung.frontends.torch import backend
-from rung.pipeline import Pass
-from rung.program.ir import Call, Module
 from rung.tools.bisect import bisect
 from rung.tools.check import WrongResult
 from rung.tools.given import Given, from_expression
@@ -34,40 +30,6 @@ def given() -> Given:
     return Given("function", function, (torch.randn(6, 9), torch.randn(9)))
 
 
-def with_a_bug(module: Module) -> Module:
-    """Its first addition subtracts."""
-    found = [False]
-
-    def changed(op: Op) -> Op:
-        match op:
-            case _ if found[0]:
-                return op
-            case Call(target="aten.add.Tensor"):
-                found[0], op = True, replace(op, target="aten.sub.Tensor")
-            case Map(fn="add"):
-                found[0], op = True, replace(op, fn="sub")
-            case _ if op.blocks():
-                op = op.map({}, lambda b: Block(b.args, tuple(map(changed, b.ops))))
-        return op
-
-    def func(f: Func) -> Func:
-        return f.with_ops([changed(op) for op in f.body.ops])
-    made = Module(tuple(map(func, module.programs)), tuple(map(func, module.kernels)))
-    assert found[0], f"there is nothing to break in\n{module}"
-    return made
-
-
-@pytest.fixture
-def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """`plant("loop.fuse")`: that pass also breaks the module."""
-    def change(name: str) -> None:
-        def bad(p: Pass) -> Pass:
-            return replace(p, run=lambda m, c: with_a_bug(p.run(m, c)))
-        monkeypatch.setattr(pipeline, "PASSES", tuple(
-            bad(p) if f"{p.rung}.{p.name}" == name else p for p in pipeline.PASSES))
-    return change
-
-
 def test_no_pass_is_wrong() -> None:
     text, fine = bisect(given(), BASE)
     assert fine
@@ -77,17 +39,17 @@ def test_no_pass_is_wrong() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_bug_in_a_pass_is_found_there(name: str, plant: Callable[[str], None]) -> None:
-    plant(name)
+def test_a_bug_in_a_pass_is_found_there(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, name)
     text, fine = bisect(given(), BASE)
     assert not fine
     assert text.splitlines()[-1].startswith(f"{name} is the first wrong pass, in graph 1 of 1")
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_checking_every_pass_finds_it_too(name: str, plant: Callable[[str], None],
+def test_checking_every_pass_finds_it_too(name: str, monkeypatch: pytest.MonkeyPatch,
                                           settings: Callable[..., None]) -> None:
-    plant(name)
+    plant(monkeypatch, name)
     settings(check=True)
     compiled = torch.compile(function, backend=backend.rung, fullgraph=True,
                              options={"strict": True, "target": "cpu.base"})

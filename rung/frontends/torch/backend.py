@@ -76,7 +76,10 @@ def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any],
             pipeline: Any = importlib.import_module("rung.pipeline")
             run = pipeline.compile_program(imported.func, options, imported.constants,
                                            example_inputs)
-        return with_results(run, imported)
+        run = with_results(run, imported)
+        if options.verify:
+            run = compat.boxed(pipeline.verified(run, gm, imported, options))
+        return run
     except RungError as error:
         if options.strict:
             raise

@@ -1,0 +1,297 @@
+"""`rung repro`: a graph, or one of its kernels, as a file that runs alone.
+
+A graph becomes Python that needs torch and Rung only; where Rung and torch differ on it, it is cut
+down first, to few operators that still differ. A kernel becomes a dump for `rung opt --run`, or C
+with a `main`.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+from rung import pipeline
+from rung.core.errors import RungError
+from rung.core.op import Block, Func, Value
+from rung.core.types import TensorType
+from rung.frontends.torch.importer import import_graph
+from rung.pipeline import Context
+from rung.program.ir import KernelCall, Module, Return
+from rung.runtime.tensors import cloned
+from rung.targets.base import buffers_of, is_library, symbols_of, target
+from rung.tools import bisect, check
+from rung.tools.capture import Graph, capture
+from rung.tools.given import SEED, Given, UserError
+from rung.tools.show import Request, context_of, modules
+
+MOST = 64 << 20  # bytes of inputs that are saved beside the file
+LITERAL = 16  # elements of a tensor that is written out
+
+TEMPLATE = '''\
+"""{title}
+
+Runs by itself: rung's results beside those of the same operators in eager. Exit code 1 if they
+differ by more than {bound} of the largest element.
+"""
+from math import inf, nan
+from pathlib import Path
+
+import torch
+from torch import device
+
+
+class Graph(torch.nn.Module):
+    {code}
+
+
+def tensor(size, stride, dtype, low, high):
+    span = 1 + sum((n - 1) * s for n, s in zip(size, stride)) if all(s for s in size) else 0
+    x = torch.randn(span) if dtype.is_floating_point else torch.randint(low, high + 1, (span,))
+    return torch.as_strided(x.to(dtype), size, stride)
+
+
+def inputs():
+    torch.manual_seed({seed})
+    return [{inputs}]
+
+
+torch.set_grad_enabled(False)
+graph, given, again = Graph(), inputs(), inputs()
+torch.manual_seed({seed})
+want = [*graph(*given), *given]
+torch._dynamo.reset()
+torch.manual_seed({seed})
+got = [*torch.compile(graph, backend="rung", dynamic=False, options={options})(*again), *again]
+wrong = 0
+for n, (a, b) in enumerate(zip(got, want)):
+    if isinstance(b, torch.Tensor) and not torch.equal(a, b):
+        error = (a.double() - b.double()).abs().nan_to_num(0).max().item()
+        size = b.double().abs().nan_to_num(0, 0, 0).max().item()
+        bad = error > {bound} * size or not torch.equal(a.isnan(), b.isnan())
+        print(f"result {{n}}: {{error:.3g}} apart, of {{size:.3g}}" + "  <- wrong" * bad)
+        wrong += bad
+print(f"{{wrong}} of {{len(want)}} results and arguments are wrong")
+raise SystemExit(bool(wrong))
+'''
+
+
+def repro(given: Given, request: Request, kernel: str = "", out: str = "") -> str:
+    """The file's text, which `out` is for: its ending says what a kernel becomes, .ir or .c.
+
+    With `out` the inputs are saved beside it, so that they are the very ones.
+    """
+    found = capture(given, request.train, inputs=True)
+    if kernel:
+        return _kernel(found.graphs, request, kernel, out.endswith(".c"))
+    usable = [g for g in found.graphs if g.imported is not None]
+    if not usable:
+        raise UserError(f"{given.label}: there is no graph that rung compiles")
+    context = context_of(usable[0], target(request.target), request)
+    for graph in usable:
+        if differs(graph, replace(context, hints=graph.hints)):
+            graph = shrunk(graph, replace(context, hints=graph.hints))
+            return text(graph, f"{given.label}: rung and eager differ", request.target, out)
+    return text(usable[0], f"{given.label}: rung and eager agree", request.target, out)
+
+
+# --- a graph as Python
+
+def text(graph: Graph, title: str, machine: str = "cpu", out: str = "") -> str:
+    """The Python file of one graph on its inputs; with `out`, their values go to a file beside."""
+    assert graph.imported is not None
+    module, inputs = closed(graph.module, graph.inputs)
+    size = sum(x.nbytes for x in inputs if isinstance(x, torch.Tensor))
+    if out and size <= MOST:
+        torch.save(inputs, Path(out).with_suffix(".pt"))
+        made = '*torch.load(Path(__file__).with_suffix(".pt"))'
+    else:
+        made = "".join(f"\n        {_input(x)}," for x in inputs)
+    code = str(module.code).strip().replace("\n", "\n    ")
+    return TEMPLATE.format(title=title, code=code, inputs=made, seed=SEED, bound=check.tolerance(
+        Module((graph.imported.func,))), options={"target": machine, "strict": True})
+
+
+def closed(module: fx.GraphModule, inputs: Sequence[Any]) -> tuple[fx.GraphModule, list[Any]]:
+    """The graph with its constants as inputs."""
+    made, given = fx.Graph(), list(inputs)
+    new: dict[fx.Node, fx.Node] = {}
+    order = {"placeholder": 0, "get_attr": 1}
+    for node in sorted(module.graph.nodes, key=lambda n: order.get(n.op, 2)):
+        if node.op == "get_attr":
+            value = operator.attrgetter(str(node.target))(module)
+            if not isinstance(value, torch.Tensor):
+                raise UserError(f"the graph has {node.target}, a graph of its own: it is not "
+                                "written to a file yet")
+            new[node] = made.placeholder(node.name)
+            given.append(value)
+        else:
+            new[node] = made.node_copy(node, new.__getitem__)
+    return fx.GraphModule(torch.nn.Module(), made), given
+
+
+def _input(x: Any) -> str:
+    """What makes an input of the same kind; integers within the range of what was given."""
+    if not isinstance(x, torch.Tensor):
+        return repr(x)
+    if x.numel() <= LITERAL and not x.is_floating_point() and x.is_contiguous():
+        return f"torch.tensor({x.tolist()}, dtype={x.dtype})"
+    whole = not x.is_floating_point() and not x.is_complex() and x.numel()
+    low, high = (int(x.min()), int(x.max())) if whole else (0, 1)
+    return f"tensor({tuple(x.shape)}, {x.stride()}, {x.dtype}, {low}, {high})"
+
+
+# --- cutting a graph down
+
+def differs(graph: Graph, context: Context) -> bool:
+    """Whether rung computes a graph otherwise than torch, or cannot compile it."""
+    if graph.imported is None:
+        return False
+    module = Module((graph.imported.func,))
+    made: dict[str, Module] = {}
+    try:
+        for p in pipeline.PASSES:
+            module = made[p.rung] = pipeline.run_pass(p, module, context)
+        new = bisect.compiled(graph, made, context)
+    except RungError:
+        return True
+    return check.difference(bisect.by_torch(graph), new,
+                            check.tolerance(Module((graph.imported.func,)))) is not None
+
+
+def shrunk(graph: Graph, context: Context) -> Graph:
+    """A part of `graph` that still differs: its operators up to the first wrong one, and of these
+    the last ones that do not work without each other; what comes before is an input."""
+    values = Recorder(graph.module).record(graph.inputs)
+    nodes = [n for n in graph.module.graph.nodes if n.op == "call_function"]
+    ends = [n for n in nodes if isinstance(values.get(n), torch.Tensor)]
+    if not ends:
+        return graph
+
+    def part(last: fx.Node, first: int) -> Graph:
+        return cut(graph, nodes[first:], last, values)
+    last = _least(len(ends) - 1, lambda k: differs(part(ends[k], 0), context))
+    end = ends[last]
+    if not differs(part(end, 0), context):
+        return graph
+    behind = nodes.index(end)
+    back = _least(behind, lambda k: differs(part(end, behind - k), context))
+    return part(end, behind - back)
+
+
+def _least(most: int, holds: Callable[[int], bool]) -> int:
+    """The least number up to `most` for which `holds`, if it does for all numbers after one."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle + 1, high)
+    return low
+
+
+class Recorder(fx.Interpreter):
+    """Runs a graph and remembers the value of every node."""
+
+    def record(self, inputs: Sequence[Any]) -> dict[fx.Node, Any]:
+        self.values: dict[fx.Node, Any] = {}
+        torch.manual_seed(SEED)
+        with torch.no_grad():
+            self.run(*cloned(inputs))
+        return self.values
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        self.values[n] = value.clone() if isinstance(value, torch.Tensor) else value
+        return self.values[n] if n.op != "placeholder" else value
+
+
+def cut(graph: Graph, inside: Sequence[fx.Node], end: fx.Node, values: Mapping[fx.Node, Any]
+        ) -> Graph:
+    """The graph of the nodes `inside` that `end` needs; what they need from outside is given."""
+    allowed, needed = set(inside), {end}
+    for node in reversed(inside):
+        if node in needed:
+            needed.update(n for n in node.all_input_nodes if _source(n) in allowed)
+    made, given, new = fx.Graph(), [], dict[fx.Node, fx.Node]()
+    order = [n for n in graph.module.graph.nodes if n in needed and _source(n) in allowed]
+    for node in order:
+        for n in node.all_input_nodes:
+            if n not in new and n not in needed:
+                new[n] = made.placeholder(n.name)
+                new[n].meta = dict(n.meta)
+                given.append(values[n])
+    for node in order:
+        new[node] = made.node_copy(node, new.__getitem__)
+    made.output((new[end],))
+    module = fx.GraphModule(graph.module, made)
+    try:
+        imported, refused = import_graph(module, graph.kind), ""
+    except RungError as error:
+        imported, refused = None, str(error)
+    return Graph(graph.kind, module, imported, refused, graph.hints, given)
+
+
+def _source(node: fx.Node) -> fx.Node:
+    """The operator of which a node is one result."""
+    first = node.args[0] if node.args else None
+    return first if node.target is operator.getitem and isinstance(first, fx.Node) else node
+
+
+# --- a kernel
+
+def _kernel(graphs: Sequence[Graph], request: Request, name: str, as_c: bool) -> str:
+    machine, known = target(request.target), dict[str, Func]()
+    for graph in graphs:
+        if graph.imported is None:
+            continue
+        rung = "kernel" if as_c else "tile"
+        reached = dict(modules(graph, machine, replace(request, rung=rung)))
+        known |= {k.name: k for k in reached[rung].kernels}
+        if name in known and as_c and not is_library(known[name]):
+            return machine.emit([known[name]]) + c_main(known[name], graph.hints)
+        if name in known:
+            return f"# rung opt THIS.ir --to kernel --run\n{alone(known[name])}\n"
+    raise UserError(f"no kernel is called {name!r}; there are {', '.join(known)}")
+
+
+def alone(kernel: Func) -> Module:
+    """A module of one kernel and a program that calls it once."""
+    params = tuple(replace(p, role=p.role or "input") for p in kernel.params)
+    outs = tuple(Value(o.name, o.type) for o in kernel.outs)
+    updates = tuple(p for p in params if p.role == "mutated")
+    states = tuple(Value(f"{p.name}_after", p.type) for p in updates)
+    call = KernelCall(kernel.name, params, updates, tuple(v.type for v in (*states, *outs)),
+                      results=(*states, *outs))
+    body = Block((), (call, Return(outs)))
+    return Module((Func("program", "main", params, (), body),), (kernel,))
+
+
+def c_main(kernel: Func, hints: Mapping[str, int]) -> str:
+    """A `main` in C that runs a kernel on numbers of its own and prints the sums of its results."""
+    lines = ["", "int printf(const char *, ...);", "void *aligned_alloc(unsigned long, "
+             "unsigned long);", "", "int main(void)", "{"]
+    counts: dict[str, int] = {}
+    for v in buffers_of(kernel):
+        assert isinstance(v.type, TensorType)
+        count = counts[v.name] = prod(int(n.evaluate(hints)) for n in v.type.shape)
+        size = -(-max(count * v.type.dtype.bytes, 1) // 64) * 64
+        lines.append(f"    {C_TYPES.get(v.type.dtype.name, 'unsigned char')} *{v.name} = "
+                     f"aligned_alloc(64, {size});")
+        step = "(i * 37 % 101 - 50) / 50.0" if v.type.dtype.is_float else "i % 2"
+        lines.append(f"    for (long i = 0; i < {count}; i++) {v.name}[i] = {step};")
+    names = [v.name for v in buffers_of(kernel)] + [str(hints[s]) for s in symbols_of(kernel)]
+    lines.append(f"    run_{kernel.name}({', '.join(names)});")
+    for v in kernel.outs:
+        lines += ["    {", "        double sum = 0;",
+                  f"        for (long i = 0; i < {counts[v.name]}; i++) sum += {v.name}[i];",
+                  f'        printf("{v.name}: sum %.9g\\n", sum);', "    }"]
+    return "\n".join([*lines, "    return 0;", "}", ""])
+
+
+C_TYPES = {"f32": "float", "f64": "double", "i64": "long", "i32": "int", "i16": "short",
+           "i8": "signed char", "u8": "unsigned char", "bool": "unsigned char"}
