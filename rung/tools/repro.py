@@ -31,6 +31,8 @@ from rung.tools.capture import Graph, capture
 from rung.tools.given import SEED, Given, UserError
 from rung.tools.show import Request, context_of, modules
 
+Args = list[Any]
+Results = Sequence[Any]
 MOST = 64 << 20  # bytes of inputs that are saved beside the file
 LITERAL = 16  # elements of a tensor that is written out
 
@@ -118,7 +120,7 @@ def text(graph: Graph, title: str, machine: str = "cpu", out: str = "") -> str:
         Module((graph.imported.func,))), options={"target": machine, "strict": True})
 
 
-def closed(module: fx.GraphModule, inputs: Sequence[Any]) -> tuple[fx.GraphModule, list[Any]]:
+def closed(module: fx.GraphModule, inputs: Results) -> tuple[fx.GraphModule, Args]:
     """The graph with its constants as inputs."""
     made, given = fx.Graph(), list(inputs)
     new: dict[fx.Node, fx.Node] = {}
@@ -197,7 +199,7 @@ def _least(most: int, holds: Callable[[int], bool]) -> int:
 class Recorder(fx.Interpreter):
     """Runs a graph and remembers the value of every node."""
 
-    def record(self, inputs: Sequence[Any]) -> dict[fx.Node, Any]:
+    def record(self, inputs: Results) -> dict[fx.Node, Any]:
         self.values: dict[fx.Node, Any] = {}
         torch.manual_seed(SEED)
         with torch.no_grad():

@@ -34,7 +34,9 @@ from rung.tools.given import SEED
 from rung.tools.repro import Recorder
 
 log = logging.getLogger("rung")
-Run = Callable[[list[Any]], Sequence[Any]]
+Args = list[Any]
+Results = Sequence[Any]
+Run = Callable[[Args], Results]
 WORSE = 4.0  # times eager's own error that a result may be off
 
 
@@ -46,7 +48,7 @@ class Verified:
         self.bound = check.tolerance(Module((imported.func,)))
         self.calls, self.trusted = 0, True
 
-    def __call__(self, args: list[Any]) -> Sequence[Any]:
+    def __call__(self, args: Args) -> Results:
         if not self.trusted:
             return self.eager(args)
         share, n = self.options.verify, self.calls
@@ -55,13 +57,13 @@ class Verified:
             return self.run(args)
         return self.checked(args)
 
-    def eager(self, args: list[Any]) -> Sequence[Any]:
+    def eager(self, args: Args) -> Results:
         values = tuple(args)
         args.clear()
-        out: Sequence[Any] = self.module(*values)
+        out: Results = self.module(*values)
         return out
 
-    def checked(self, args: list[Any]) -> Sequence[Any]:
+    def checked(self, args: Args) -> Results:
         """One call by both; what eager gives where they differ."""
         given, before, seed = list(args), cloned(args), torch.get_rng_state()
         found = self.run(args)
@@ -69,7 +71,7 @@ class Verified:
         twin = cloned(before)
         torch.set_rng_state(seed)
         with torch.no_grad():
-            wanted: Sequence[Any] = self.module(*twin)
+            wanted: Results = self.module(*twin)
         torch.set_rng_state(after)
         off = self.difference([*found, *given], [*wanted, *twin], before, seed)
         if off is None:
@@ -82,7 +84,7 @@ class Verified:
                     real.copy_(right)
         return wanted
 
-    def difference(self, found: Sequence[Any], wanted: Sequence[Any], inputs: Sequence[Any],
+    def difference(self, found: Results, wanted: Results, inputs: Results,
                    seed: torch.Tensor) -> Difference | None:
         """Where a result is off by more than its type's roundings, and by more than eager's is."""
         new, old = ([to_numpy(x) for x in xs if x is not None] for xs in (found, wanted))
@@ -98,7 +100,7 @@ class Verified:
                 return replace(off, number=n, error=_error(a, b))
         return None
 
-    def graph(self, inputs: list[Any]) -> Graph:
+    def graph(self, inputs: Args) -> Graph:
         """This graph with the inputs of one call."""
         hints = pipeline.hints_of(self.imported.func, inputs)
         return Graph("graph", self.module, self.imported, "", hints, inputs)
@@ -129,7 +131,7 @@ class _Wide(fx.Interpreter):
 HALVES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def widened(module: fx.GraphModule, inputs: Sequence[Any], seed: torch.Tensor) -> list[Any] | None:
+def widened(module: fx.GraphModule, inputs: Results, seed: torch.Tensor) -> Args | None:
     """Results and arguments afterwards in float64; None where torch cannot do that."""
     wide = [x.double() if isinstance(x, torch.Tensor) and x.dtype in HALVES else x
             for x in cloned(inputs)]

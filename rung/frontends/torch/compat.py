@@ -160,20 +160,20 @@ def static_inputs(gm: fx.GraphModule) -> frozenset[int]:
 
 def break_reasons() -> list[Any]:
     """Dynamo's list of why it ended graphs, which grows; `user_stack` has the lines."""
-    output: Any = import_module("torch._dynamo.output_graph")
+    output = import_module("torch._dynamo.output_graph")
     found: list[Any] = output.graph_break_reasons
     return found
 
 
 def is_traced() -> bool:
     """Whether TORCH_TRACE asks for structured logs."""
-    logs: Any = import_module("torch._logging._internal")
+    logs = import_module("torch._logging._internal")
     return bool(logs.trace_log.handlers)
 
 
 def trace_artifact(name: str, text: str) -> None:
     """A text of the graph that is being compiled, for TORCH_TRACE."""
-    logs: Any = import_module("torch._logging._internal")
+    logs = import_module("torch._logging._internal")
     logs.trace_structured("artifact", metadata_fn=lambda: {"name": name, "encoding": "string"},
                           payload_fn=lambda: text)
 
@@ -193,7 +193,7 @@ class Frame:
 
     def read_guards(self) -> None:
         """Note what is checked before the rewritten code runs, while Dynamo knows it."""
-        entries: Any = import_module("torch._C._dynamo.eval_frame")._debug_get_cache_entry_list
+        entries = import_module("torch._C._dynamo.eval_frame")._debug_get_cache_entry_list
         found = [e for e in entries(self.old) if e.code is self.new] if self.old else []
         lines = [line for e in found for line in str(e.guard_manager).splitlines()]
         guards = (GUARD.match(line) for line in lines)
@@ -202,7 +202,7 @@ class Frame:
 
     def functional(self) -> Iterator[tuple[str, str]]:
         """(what is removed, code) of the graph without mutation, views kept and as copies."""
-        trace: Any = import_module("torch.fx.experimental.proxy_tensor").make_fx
+        trace = import_module("torch.fx.experimental.proxy_tensor").make_fx
         for removed in ("mutations", "mutations_and_views"):
             with torch.no_grad():
                 made = trace(torch.func.functionalize(self.graph, remove=removed))(*self.examples)
@@ -223,8 +223,9 @@ def watched(function: Callable[..., Any], backend: Callable[..., Any], frames: l
     def rewritten(old: CodeType, new: CodeType) -> None:
         if frames and frames[-1].new is None:
             frames[-1].old, frames[-1].new = old, new
-    hooks: Any = import_module("torch._dynamo.convert_frame")
-    compiled: Any = torch._dynamo.optimize(
+    hooks = import_module("torch._dynamo.convert_frame")
+    optimize: Any = torch._dynamo.optimize
+    compiled = optimize(
         noted, guard_fail_fn=lambda failed: recompiles.append(str(failed.reason)))(function)
     return compiled, hooks.register_bytecode_hook(rewritten)
 
