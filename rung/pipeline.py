@@ -271,6 +271,7 @@ def verify_module(module: Module, where: str = "") -> None:
     """Verify each function of a module by the rules of its kind."""
     for func in (*module.programs, *module.kernels):
         verify(func, VOCABULARIES[func.kind], RULES[func.kind], where)
+    program_ir.verify_calls(module)
 
 
 SLOW = 1 << 20  # operations over which Kernel IR is not run as Python

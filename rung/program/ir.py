@@ -227,3 +227,15 @@ class Module:
 
     def __str__(self) -> str:
         return "\n\n".join(map(str, (*self.programs, *self.kernels)))
+
+
+def verify_calls(module: Module) -> None:
+    """What a program or a kernel is given is laid out in memory as its parameter says."""
+    callees = {f.name: f for f in (*module.programs, *module.kernels)}
+    for op in (op for program in module.programs for op in walk(program.body)):
+        if not isinstance(op, Apply | KernelCall) or op.callee not in callees:
+            continue
+        for param, arg in zip(callees[op.callee].params, op.args, strict=False):
+            a, b = param.type, arg.type
+            if isinstance(a, TensorType) and isinstance(b, TensorType) and a.strides != b.strides:
+                raise VerifyError(f"{op.callee} is given {arg.name}: {b} as {param.name}: {a}", op)

@@ -181,7 +181,7 @@ def _flow(program: Func, segment: range, maker: dict[Value, int]) -> Hashable:
 
     def place(v: Value) -> Hashable:
         if v in outside:
-            return outside[v]
+            return outside[v], str(v.type)
         at = maker[v]
         return (at - segment.start, ops[at].results.index(v)) if at in segment else v
 

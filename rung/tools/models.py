@@ -1,13 +1,15 @@
 """The models of the demo and the benchmarks, with random weights from a seed.
 
-Llama and GPT-2 come from their `transformers` configurations, ResNet-50 is written out here.
+Most come from a `transformers` configuration; ResNet and the recurrent one are written out here.
+`MODELS` has each in its real size and, `quick`, in a tiny one for tests.
 """
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -140,3 +142,132 @@ def resnet(blocks: tuple[int, ...] = (3, 4, 6, 3), width: int = 64, classes: int
             inputs = 4 * (width << n)
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(),
                          nn.Linear(inputs, classes)).eval()
+
+
+class Recurrent(nn.Module):
+    """A language model of two LSTM layers."""
+
+    def __init__(self, vocabulary: int, width: int):
+        super().__init__()
+        self.words = nn.Embedding(vocabulary, width)
+        self.cells, self.head = nn.LSTM(width, width, 2, batch_first=True), nn.Linear(
+            width, vocabulary)
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.head(self.cells(self.words(input_ids))[0])
+        return logits
+
+
+# --- all of them, by name
+
+Inputs = dict[str, torch.Tensor]
+VOCABULARY = 64  # tokens are drawn from as many, whatever a model could take
+
+
+@dataclass(frozen=True)
+class Model:
+    """`build(quick)` gives a model in training mode, `inputs(quick, batch, length)` random
+    arguments for it; `batch` and `length` are those that benchmarks run."""
+
+    what: str
+    build: Callable[[bool], nn.Module]
+    inputs: Callable[[bool, int, int], Inputs]
+    batch: int = 1
+    length: int = 128
+
+
+def output(model: Callable[..., Any], inputs: Inputs) -> torch.Tensor:
+    """The logits, or the hidden states of a model without a head."""
+    made = model(**inputs)
+    found: torch.Tensor = made if isinstance(made, torch.Tensor) else made[0]
+    return found
+
+
+def tokens(quick: bool, batch: int, length: int) -> Inputs:
+    return {"input_ids": torch.randint(0, VOCABULARY, (batch, length))}
+
+
+def _pairs(quick: bool, batch: int, length: int) -> Inputs:
+    target = tokens(quick, batch, length)["input_ids"]
+    return tokens(quick, batch, length) | {"decoder_input_ids": target}
+
+
+def _images(name: str) -> Callable[[bool, int, int], Inputs]:
+    def images(quick: bool, batch: int, length: int) -> Inputs:
+        edge = 32 if quick else 224
+        return {name: torch.randn(batch, 3, edge, edge)}
+    return images
+
+
+def _sound(quick: bool, batch: int, length: int) -> Inputs:
+    return {"input_features": torch.randn(batch, 80, 32 if quick else 3000)}
+
+
+def _of_transformers(path: str, full: Mapping[str, Any], quick: Mapping[str, Any]
+                     ) -> Callable[[bool], nn.Module]:
+    """A class of the library, by its path there, from either of two configurations."""
+    def build(small: bool) -> nn.Module:
+        logging.getLogger("transformers").setLevel(logging.ERROR)
+        module, _, name = f"transformers.{path}".rpartition(".")
+        kind: Any = getattr(importlib.import_module(module), name)
+        torch.manual_seed(SEED)
+        made: nn.Module = kind(kind.config_class(**(quick if small else full)))
+        return made
+    return build
+
+
+def _resnet(quick: bool) -> nn.Module:
+    return (resnet((1, 1), 8, 10) if quick else resnet()).train()
+
+
+def _lstm(quick: bool) -> nn.Module:
+    torch.manual_seed(SEED)
+    return Recurrent(VOCABULARY, 24 if quick else 512)
+
+
+_SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+          "intermediate_size": 48}
+_TEXT = _SMALL | {"vocab_size": VOCABULARY, "max_position_embeddings": 128}
+_STILL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+_GPT2 = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128,
+         "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": 0,
+         "eos_token_id": 0}
+_T5 = {"vocab_size": VOCABULARY, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2,
+       "num_heads": 4, "dropout_rate": 0.0}
+_WHISPER = {"d_model": 32, "encoder_layers": 2, "encoder_attention_heads": 4,
+            "encoder_ffn_dim": 48, "max_source_positions": 16}
+_QWEN = {"hidden_size": 3584, "num_attention_heads": 28, "num_key_value_heads": 4,
+         "intermediate_size": 18944, "num_hidden_layers": 2, "vocab_size": VOCABULARY}
+_MIXTRAL = {"hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8,
+            "num_key_value_heads": 2, "intermediate_size": 1024, "vocab_size": VOCABULARY}
+_MAMBA = {"hidden_size": 512, "num_hidden_layers": 4, "vocab_size": VOCABULARY}
+
+MODELS: dict[str, Model] = {
+    "bert": Model("BERT-base", _of_transformers("BertForMaskedLM", {}, _TEXT | _STILL), tokens),
+    "gpt2": Model("GPT-2 124M", _of_transformers("GPT2LMHeadModel", {}, _GPT2), tokens),
+    "qwen2": Model("two layers of Qwen2.5-7B's shape", _of_transformers(
+        "Qwen2ForCausalLM", _QWEN, _TEXT | {"num_key_value_heads": 2}), tokens, length=32),
+    "t5": Model("T5-small", _of_transformers("T5ForConditionalGeneration", {}, _T5), _pairs,
+                length=64),
+    "vit": Model("ViT-B/16", _of_transformers(
+        "ViTForImageClassification", {}, _SMALL | _STILL | {
+            "image_size": 32, "patch_size": 8, "num_labels": 10}), _images("pixel_values")),
+    "resnet": Model("ResNet-50", _resnet, _images("input")),
+    "whisper": Model("Whisper-tiny's encoder", _of_transformers(
+        "models.whisper.modeling_whisper.WhisperEncoder", {}, _WHISPER), _sound),
+    "lstm": Model("two LSTM layers of 512", _lstm, tokens, 8, 64),
+    "mixtral": Model("a small Mixtral", _of_transformers(
+        "MixtralForCausalLM", _MIXTRAL, _TEXT | {
+            "num_key_value_heads": 2, "num_local_experts": 4}), tokens, length=64),
+    "mamba": Model("a small Mamba", _of_transformers(
+        "MambaForCausalLM", _MAMBA, {"vocab_size": VOCABULARY, "hidden_size": 32,
+                                     "state_size": 4, "num_hidden_layers": 2}), tokens, length=32),
+}
+TRAINED = ("gpt2", "resnet", "vit")
+
+
+def loss(model: nn.Module, inputs: Inputs, labels: torch.Tensor) -> torch.Tensor:
+    """Cross-entropy of the first rows of the output, one label each."""
+    out = output(model, inputs).float()
+    rows = out.reshape(-1, out.shape[-1])[: len(labels)]
+    return nn.functional.cross_entropy(rows, labels)

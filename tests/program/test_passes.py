@@ -9,6 +9,7 @@ import pytest
 from programs import CPU, Prog, check, draw
 
 from rung.core.cost import bound
+from rung.core.errors import VerifyError
 from rung.core.expr import Expr
 from rung.core.op import Func
 from rung.core.parse import parse_module
@@ -184,3 +185,16 @@ def test_outlining_changes_no_kernel(layers: int) -> None:
 def test_nothing_to_outline() -> None:
     program = models.mlp()
     assert outline(program).programs == (program,)
+
+
+def test_a_layer_is_given_what_its_parameters_say() -> None:
+    text = """program main(x: f32[4,8] input) -> f32[4,8]
+  y = apply layer0(x) : f32[4,8]
+  return y
+
+program layer0(x: f32[4,8] strides [1,4]) -> f32[4,8]
+  return x
+"""
+    programs = parse_module(text, {"program": program_ir.VOCABULARY})
+    with pytest.raises(VerifyError, match="layer0 is given x: "):
+        program_ir.verify_calls(Module(programs))

@@ -30,7 +30,7 @@ from rung.frontends.torch.norms import NORMS
 from rung.frontends.torch.pointwise import POINTWISE
 from rung.frontends.torch.reductions import COMPOSITES, REDUCTIONS
 from rung.frontends.torch.views import MOVES, VIEWS
-from rung.program.ir import Call, Check, Composite, Return
+from rung.program.ir import Apply, Call, Check, Composite, Return
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class _Lowering:
         for op in self.func.body.ops:
             if isinstance(op, Call) and self.lowered(op):
                 continue
-            if isinstance(op, Call):
+            if isinstance(op, Call | Apply):
                 op = op.map({v: self.in_layout(v) for v in op.operands()})
             elif isinstance(op, Return):
                 op = Return(tuple(map(self.owned, op.values)))
