@@ -188,11 +188,11 @@ def test_nothing_to_outline() -> None:
 
 
 def test_a_layer_is_given_what_its_parameters_say() -> None:
-    text = """program main(x: f32[4,8] input) -> f32[4,8]
+    text = """program main(x: f32[4,8] input)
   y = apply layer0(x) : f32[4,8]
   return y
 
-program layer0(x: f32[4,8] strides [1,4]) -> f32[4,8]
+program layer0(x: f32[4,8] strides [1,4])
   return x
 """
     programs = parse_module(text, {"program": program_ir.VOCABULARY})
