@@ -67,6 +67,8 @@ class _Check:
         self.stmts, self.route = find_route(self.kernel, self.mapping, self.nest)
         self.explicit()
         self.order()
+        for overlap in self.mapping.overlaps:
+            self.overlap(overlap)
         if self.mapping.roles:
             check_roles(self.mapping, self.machine, self.nest, self.stmts, self.route)
         for s in self.stmts:
@@ -79,8 +81,6 @@ class _Check:
         m = self.mapping
         if m.machine not in (self.machine.name, self.machine.name.split(".")[0]):
             refuse(f"the mapping is for {m.machine}, not {self.machine.name}")
-        if m.overlaps:
-            refuse(f"`{m.overlaps[0]}`: kernels with overlapped stages are not built yet")
         for order in m.orders:
             if order.kind != "flat" or order.group:
                 refuse(f"`{order}`: blocks run in flat order only")
@@ -222,6 +222,23 @@ class _Check:
             refuse(f"{name} is stored under a mask: its tile would not be whole")
         if any(c.buffer == name for c in self.mapping.carries):
             refuse(f"{name} carries a state and is placed")
+
+    def overlap(self, o: tile.Overlap) -> None:
+        """What a mover brings may be asked for some steps before the one that reads it."""
+        place = self.mapping.placed(o.first)
+        if o.first in self.values:
+            refuse(f"{o.first} is computed: only what a mover brings is issued ahead")
+        if place is None or place.ring == 1:
+            refuse(f"{o.first} has no ring: nothing holds what is issued ahead")
+        if self.mapping.roles:
+            refuse(f"`{o}`: a role that loads runs ahead as far as slots are free")
+        if not 1 <= o.distance < place.ring or o.distance != self.mapping.ahead(place):
+            refuse(f"`{o}`: one distance from 1 to {place.ring - 1} fits a ring of {place.ring}")
+        split = find_split(place, self.nest)
+        if not any(self._inside(self.route.paths[id(s)], split) and any(
+                placed_buffer(x, self.mapping) is place for x in s.loads)
+                for s in self.stmts if o.second in [v.name for v in s.op.results]):
+            refuse(f"{o.second} does not read {o.first} in {place.axis}.{place.level}")
 
     # ---- atoms and combines
     def use(self, u: tile.Use) -> None:

@@ -183,6 +183,11 @@ class Mapping:
     def carried(self, fold: str) -> str | None:
         return next((c.buffer for c in self.carries if c.fold == fold), None)
 
+    def ahead(self, place: Place) -> int:
+        """How many steps before its use a tile is asked for: as many as the ring has room for,
+        unless `overlap` says fewer."""
+        return next((o.distance for o in self.overlaps if o.first in place.values), place.ring - 1)
+
     def placed(self, value: str) -> Place | None:
         return next((p for p in self.places if value in p.values), None)
 

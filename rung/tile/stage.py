@@ -92,6 +92,7 @@ class Batch:
     moves: tuple[tuple[Access, Form, Value], ...]  # one for each distinct tile
     same: Mapping[Op, Access]  # accesses that share the tile of another
     ring: int
+    ahead: int  # steps from the start of a transfer to its use
     roles: bool  # one role fills its slots and another drains them
 
 
@@ -195,7 +196,8 @@ class Stage:
             same[op] = twin or op
         group = f"{place.axis}_{place.level}" if asynchronous else ""
         groups = [[m for m in moves if isinstance(m[0], kind)] for kind in (loop.Load, loop.Store)]
-        return [self._named(Batch(place, group and group + end, tuple(g), same, ring,
+        ahead = self.mapping.ahead(place) if ring > 1 else 0
+        return [self._named(Batch(place, group and group + end, tuple(g), same, ring, ahead,
                                   asynchronous and self._apart(g[0][0])))
                 for g, end in zip(groups, ("", "_out"), strict=True) if g]
 
@@ -236,7 +238,7 @@ class Stage:
                  trips: Sequence[Expr], spot: Callable[[Expr], Spot]) -> None:
         """Start the transfers of the first steps of rings."""
         for batch in batches:
-            for n in range(batch.ring - 1) if _loads(batch) and not batch.roles else ():
+            for n in range(batch.ahead) if _loads(batch) and not batch.roles else ():
                 self._start(batch, split, scope, Expr.of(n), trips, spot)
 
     def enter(self, batches: Sequence[Batch], split: Split, scope: Scope, step: Expr,
@@ -245,14 +247,14 @@ class Stage:
         tiles: dict[Op, Tile] = {}
         for batch in batches:
             if batch.ring > 1 and batch.group and not batch.roles:
-                late = batch.ring - (2 if _loads(batch) else 1)
+                late = (batch.ahead if _loads(batch) else batch.ring) - 1
                 scope.builder.add(Wait(batch.group, late))
         for batch in batches:
             if batch.roles:
                 self._take(batch, scope)
             elif _loads(batch):
-                ahead = step + (batch.ring - 1)
-                self._start(batch, split, scope, ahead, trips if batch.ring > 1 else (), spot)
+                self._start(batch, split, scope, step + batch.ahead,
+                            trips if batch.ring > 1 else (), spot)
                 if batch.ring == 1 and batch.group:
                     scope.builder.add(Wait(batch.group, 0))
             slot = (scope.step if batch.roles else step) % batch.ring if batch.ring > 1 else None

@@ -27,6 +27,8 @@ from rung.targets.cuda.build import nvcc
 from rung.targets.cuda.emit import blocks_text, emit, launch_shape
 from rung.targets.cuda.machine import SM90
 from rung.tile.candidates_gpu import candidates
+from rung.tile.legality import is_legal
+from rung.tile.mapping import parse_mapping
 from rung.tile.to_kernel import to_kernel
 
 TORCH = {"f32": torch.float32, "bf16": torch.bfloat16, "i64": torch.int64}
@@ -41,6 +43,30 @@ SIZES: dict[str, list[dict[str, Any]]] = {
     "online": [{"H": 4, "G": 4, "D": 64, "L": 1000}, {"H": 1, "G": 1, "D": 16, "L": 1}]}
 SYMBOLIC = [("relu_mm", {"M": "s0", "K": "s1", "N": "s2"}, {"s0": 500, "s1": 513, "s2": 1000}),
             ("softmax", {"M": "s0", "N": "s1"}, {"s0": 13, "s1": 1000})]
+
+
+ROLES = {"relu_mm": """map relu_mm on cuda.sm90
+  i: grid *, thread 16, reg 4
+  j: grid *, thread 16, reg 4
+  k: pipe *, unroll 16
+  place x, w in shared at k.pipe pad 1 ring 3 by cp.async
+  use mm with ffma
+  roles load x1 regs 40, math x2 regs 232
+""", "softmax": """map softmax on cuda.sm90
+  i: grid *
+  j: seq *, thread 128, reg 2
+  place e in shared at i.grid
+  place x in shared at j.seq ring 2 by cp.async
+  roles load x1, math x1
+""", "norm_proj": """map norm_proj on cuda.sm90
+  i: grid *, thread 8
+  j: grid *, thread 16
+  k: pipe *, unroll 8
+  place w in shared at k.pipe ring 2 by cp.async
+  place x in shared at k.pipe ring 3 by cp.async
+  roles load x1, math x1
+"""}
+"""Mappings with roles, which no candidate has."""
 
 
 @dataclass
@@ -58,9 +84,12 @@ def cases(count: int) -> list[Case]:
     for name, sizes, known in todo:
         for dtype in ("f32", "bf16"):
             func = kernel(name, dtype, **sizes)
-            for mapping in islice(candidates(func, SM90, known), count):
+            given = [parse_mapping(ROLES[name])] if name in ROLES else []
+            given = [m for m in given if is_legal(func, m, SM90)]
+            for mapping in (*given, *islice(candidates(func, SM90, known), count)):
                 mapped = func.with_attr("mapping", mapping)
-                lowered = replace(to_kernel(mapped, SM90), name=f"k{len(found)}_{name}_{dtype}")
+                label = f"{name}_{dtype}" + "_roles" * bool(mapping.roles)
+                lowered = replace(to_kernel(mapped, SM90), name=f"k{len(found)}_{label}")
                 found.append(Case(mapped, lowered, dict(known)))
     return found
 
@@ -87,9 +116,9 @@ def build(found: list[Case], folder: Path) -> ctypes.CDLL:
     source += "\n".join(launcher(c.lowered) for c in found) + "\n"
     path, library = folder / "all.cu", folder / "all.so"
     path.write_text(source)
-    subprocess.run([nvcc() or "nvcc", "-arch=sm_90a", "-std=c++17", "-fmad=false", "-shared",
-                    "-diag-suppress", "177", "-Xcompiler", "-fPIC", "-o", str(library),
-                    str(path)], check=True)
+    subprocess.run([nvcc() or "nvcc", "-gencode=arch=compute_90a,code=sm_90a", "-std=c++17",
+                    "-fmad=false", "-shared", "-diag-suppress", "177", "-Xcompiler", "-fPIC",
+                    "-o", str(library), str(path)], check=True)
     return ctypes.CDLL(str(library))
 
 

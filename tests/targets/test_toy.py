@@ -17,6 +17,7 @@ from rung.targets.toy.emit import emit
 from rung.targets.toy.machine import TOY
 from rung.targets.toy.target import ToyEngine, target
 from rung.tile.candidates_explicit import candidates
+from rung.tile.legality import check
 from rung.tile.mapping import parse_mapping
 from rung.tile.to_kernel import to_kernel
 
@@ -104,6 +105,19 @@ def test_a_ring_with_a_slot_too_few_is_found() -> None:
                for op in b.ops]
         return replace(b, ops=tuple(op.map({}, block) for op in ops))
     assert not difference(func, TOY, lowered=replace(late, body=block(late.body))) < 1e30
+
+
+@pytest.mark.parametrize("distance", [1, 2, 3])
+def test_a_transfer_starts_so_many_steps_ahead(distance: int) -> None:
+    func = kernel("relu_mm", M=40, K=200, N=50)
+    text = TILE.replace("k.pipe ring 2", "k.pipe ring 4")
+    mapping = parse_mapping(f"{text}  overlap x with mm distance {distance}\n")
+    check(func, mapping, TOY)
+    lowered = to_kernel(func.with_attr("mapping", mapping), TOY)
+    step = str(lowered).split("for kb in 0..7")[1]
+    assert f"wait k_pipe pending {distance - 1}" in step
+    assert f"transfer x_tile at [(kb+{distance})%4,0,0]" in step
+    assert difference(func, TOY, engine=ToyEngine, lowered=lowered) < 1e-3
 
 
 def test_roles_are_queues_of_the_assembly() -> None:
