@@ -42,7 +42,8 @@ def _wanted_split(func: Func) -> tuple[str, Expr] | None:
         for atom in _divisions(e):
             for coef, mono in atom.num.terms:
                 name = mono[0].name if len(mono) == 1 and isinstance(mono[0], Sym) else ""
-                if name not in extents or name in folded or (atom.den % coef) is not ZERO:
+                if name not in extents or name in folded or coef < 0 or (
+                        atom.den % coef is not ZERO):
                     continue
                 n = atom.den // coef
                 if n is not ONE and n is not extents[name] and extents[name] % n is ZERO:

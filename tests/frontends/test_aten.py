@@ -206,6 +206,32 @@ def moves() -> list[Case]:
     return out
 
 
+def rearranged() -> list[Case]:
+    x, y = data((4, 6, 5)), data((2, 3, 4, 6))
+    out = [case("roll", x, *by) for by in (([2], [0]), ([-7, 3], [1, -1]), ([5], []), ([0], [0]))]
+    out += [case(name, x, *by) for name in ("unfold", "unfold_copy")
+            for by in ((1, 3, 2), (-1, 4, 1), (0, 1, 3))]
+    out += [case(name, x, *by) for name in ("diagonal", "diagonal_copy")
+            for by in ((0,), (1, 1, 2), (-2, 1, 0), (4, 0, 2), (0, -1, 0))]
+    out += [case("diag_embed", x[0], *by) for by in ((), (1,), (-2, 0, 2), (1, 0, 1), (0, 2, 1))]
+    out += [case("diagonal_scatter", x, torch.diagonal(x, *by) + 1, *by)
+            for by in ((0,), (1, 1, 2), (-2, 1, 0))]
+    out += [case("eye", 4), case("eye.m", 2, 3, dtype=I64), case("eye.m", 3, 0),
+            case("copy", x, data((5,), I64)), case("copy", x.long(), tame((4, 6, 5)))]
+    for n in (1, 2, 3):
+        v = data((2, 3, 4, 5, 3)[:n + 2], BF16)
+        out += [case(f"reflection_pad{n}d", v, [2, 1, 0, 3, 1, 1][:2 * n]),
+                case(f"replication_pad{n}d", v, [2, 3, -1, 4, 0, -2][:2 * n])]
+    for name in ("upsample_nearest", "_upsample_nearest_exact"):
+        out += [case(f"{name}1d", y[0], [size]) for size in (6, 12, 30, 9, 3, 4)]
+        out += [case(f"{name}2d", y.to(d), [12, 6]) for d in (F32, BF16)]
+        out += [case(f"{name}2d", y, [8, 12], 2.0, 2.0), case(f"{name}3d", y[None], [6, 4, 12]),
+                case(f"{name}1d_backward", y[0], [6], [3, 4, 3], close=4),
+                case(f"{name}2d_backward", y, [4, 6], [2, 3, 2, 2], 2.0, 3.0, close=8),
+                case(f"{name}3d_backward", y[None], [3, 4, 6], [1, 2, 3, 2, 2], close=8)]
+    return out
+
+
 def reductions() -> list[Case]:
     out = []
     for d in (F32, BF16, F64, I64, BOOL):
@@ -383,8 +409,8 @@ def losses() -> list[Case]:
             case("nll_loss_forward", x, t, None, 1, -100, close=4)]
 
 
-CASES = [*pointwise(), *arithmetic(), *logic(), *casts(), *views(), *moves(), *reductions(),
-         *composites(), *norms(), *contractions(), *indexing()]
+CASES = [*pointwise(), *arithmetic(), *logic(), *casts(), *views(), *moves(), *rearranged(),
+         *reductions(), *composites(), *norms(), *contractions(), *indexing()]
 
 
 def flat(out: Any) -> list[torch.Tensor]:

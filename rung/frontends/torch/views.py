@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from rung.core.errors import Unsupported
 from rung.core.expr import ZERO, Expr
 from rung.core.op import Value
@@ -124,7 +126,7 @@ def replaced(e: Emit, x: Value, part: Value, dim: int, begin: Expr) -> Value:
     before, after = [*shape], [*shape]
     before[dim], after[dim] = begin, shape[dim] - end
     parts = [piece(e, x, dim, ZERO, before), e.value(part, e.dtype), piece(e, x, dim, end, after)]
-    return joined(e, [p for p in parts if not shape_of(p)[dim].is_const(0)] or parts[:1], dim)
+    return _beside(e, parts, dim)
 
 
 def slice_scatter(e: Emit, x: Value, part: Value, dim: int, start: Size | None, end: Size | None,
@@ -155,6 +157,154 @@ def pad(e: Emit, x: Value, widths: Sequence[Size], value: Number) -> Value:
     at = [a - b for a, b in zip(axis_exprs(len(e.shape)), before, strict=True)]
     mask = [bound for n in moved for bound in (at[n], source[n] - 1 - at[n])]
     return e.index(x, e.shape, at, mask, e.literal(value, e.dtype))
+
+
+Edge = Callable[[Emit, Value, int, int, int], Value]
+
+
+def padded(edges: Edge) -> Build:
+    """Widths as for `pad`; what lies beyond an edge is made of the elements inside."""
+    def build(e: Emit, x: Value, widths: Sequence[Size]) -> Value:
+        for n, (before, after) in enumerate(zip(widths[::2], widths[1::2], strict=True)):
+            if not isinstance(before, int) or not isinstance(after, int):
+                raise Unsupported("padding of unknown width")
+            x = edges(e, x, len(e.shape) - 1 - n, before, after)
+        return x
+    return build
+
+
+def resized(x: Value, dim: int, size: Expr | int) -> list[Expr]:
+    """The shape of `x` with another size of `dim`."""
+    return [Expr.of(size) if n == dim else s for n, s in enumerate(shape_of(x))]
+
+
+def along(e: Emit, x: Value, dim: int, size: Expr | int, at: Callable[[Expr], Expr]) -> Value:
+    """`size` elements of `dim`, the ones that `at` gives for 0, 1, ..."""
+    return e.remap(x, resized(x, dim, size),
+                   lambda axes: [at(a) if n == dim else a for n, a in enumerate(axes)])
+
+
+def reflected(e: Emit, x: Value, dim: int, before: int, after: int) -> Value:
+    """c b [a b c d] c b: mirrored, the edge itself once."""
+    if before < 0 or after < 0:
+        raise Unsupported("negative padding")
+    size = shape_of(x)[dim]
+    parts = [along(e, x, dim, before, lambda a: before - a), x,
+             along(e, x, dim, after, lambda a: size - 2 - a)]
+    return _beside(e, parts, dim)
+
+
+def replicated(e: Emit, x: Value, dim: int, before: int, after: int) -> Value:
+    """a a [a b c d] d d; negative widths cut elements off."""
+    size = shape_of(x)[dim]
+    parts = [along(e, x, dim, max(before, 0), lambda a: ZERO),
+             along(e, x, dim, size + min(before, 0) + min(after, 0), lambda a: a - min(before, 0)),
+             along(e, x, dim, max(after, 0), lambda a: size - 1)]
+    return _beside(e, parts, dim)
+
+
+def _beside(e: Emit, parts: Sequence[Value], dim: int) -> Value:
+    """Side by side, without those that are empty."""
+    return joined(e, [p for p in parts if not shape_of(p)[dim].is_const(0)] or parts[:1], dim)
+
+
+def roll(e: Emit, x: Value, shifts: Sequence[Size], dims: Sequence[int]) -> Value:
+    """Elements pushed out at one end come in at the other; without `dims`, of the flat tensor."""
+    if not dims:
+        flat = roll(e, e.reshape(x, [shapes.product(e.shape)]), shifts, [0])
+        return e.reshape(flat, e.shape)
+    for shift, dim in zip(shifts, dims, strict=True):
+        dim = dimension(dim, len(shape_of(x)))
+        size = shape_of(x)[dim].const_value
+        if size is None or not isinstance(shift, int):
+            raise Unsupported("a roll by or of an unknown size")
+        first = -shift % max(size, 1)
+        x = _beside(e, [piece(e, x, dim, Expr.of(begin), resized(x, dim, count)) for begin, count
+                        in ((first, size - first), (0, first))], dim)
+    return x
+
+
+def unfold(e: Emit, x: Value, dim: int, size: int, step: int) -> Value:
+    """Windows of `size` elements, `step` apart; the last dimension runs inside a window."""
+    rank = len(shape_of(x))
+    if not rank:
+        raise Unsupported("windows of a scalar")
+    dim = dimension(dim, rank)
+    return e.remap(x, e.shape, lambda at: [a * step + at[rank] if n == dim else a
+                                           for n, a in enumerate(at[:rank])])
+
+
+def diagonal(e: Emit, x: Value, offset: int, first: int, second: int) -> Value:
+    """The diagonal of two dimensions, as the last one."""
+    rank = len(shape_of(x))
+    a, b = dimension(first, rank), dimension(second, rank)
+
+    def subs(at: Sequence[Expr]) -> list[Expr]:
+        rest = iter(at[:-1])
+        place = {a: at[-1] + max(-offset, 0), b: at[-1] + max(offset, 0)}
+        return [place[n] if n in place else next(rest) for n in range(rank)]
+
+    return e.remap(x, e.shape, subs)
+
+
+def embedded(e: Emit, x: Value, offset: int, first: int, second: int) -> Value:
+    """The last dimension of `x` as a diagonal of the result's, zeros elsewhere."""
+    axes = axis_exprs(len(e.shape))
+    a, b = (dimension(d, len(axes)) for d in (first, second))
+    rest = [axis for n, axis in enumerate(axes) if n not in (a, b)]
+    right = axes[b] - axes[a] - offset
+    return e.index(x, e.shape, [*rest, axes[a] if offset >= 0 else axes[b]], [right, -right])
+
+
+def diagonal_scatter(e: Emit, x: Value, part: Value, offset: int, first: int, second: int) -> Value:
+    a, b = (dimension(d, len(e.shape)) for d in (first, second))
+    apart = e.map("sub", e.positions(e.shape, b), e.positions(e.shape, a))
+    new = embedded(e, e.value(part, e.dtype), offset, first, second)
+    return e.map("where", e.map("eq", apart, offset), new, x)
+
+
+def eye(e: Emit, *_: object) -> Value:
+    return e.value(e.map("eq", e.positions(e.shape, 0), e.positions(e.shape, 1)), e.dtype)
+
+
+def nearest_places(e: Emit, size: Expr, wanted: Expr, scale: float | None, half: float
+                   ) -> Callable[[Expr], Expr]:
+    """The source of each element along a dimension that is resampled from `size` to `wanted`:
+    floor((i + half) * size / wanted), where torch, who rounds the ratio to float32, finds it too.
+    """
+    n, m = size.const_value, wanted.const_value
+    if n is None or m is None or not n:
+        raise Unsupported("resampling of an unknown size")
+    step = np.float32(1 / scale) if scale else np.float32(n) / np.float32(m)
+    at = np.arange(m, dtype=np.float32) + np.float32(half)
+    twice = int(2 * half)
+    exact = (2 * np.arange(m) + twice) * n // (2 * m)
+    if not np.array_equal(np.minimum((at * step).astype(np.int64), n - 1), exact):
+        raise Unsupported(f"resampling from {n} to {m} in float32")
+    return lambda a: ((2 * a + twice) * n // (2 * m)).simplify({str(a): (0, m - 1)})
+
+
+def nearest(half: float) -> Build:
+    """Each element from the nearest one, by dimensions from 2 on."""
+    def build(e: Emit, x: Value, size: object, *scales: float | None) -> Value:
+        places = [nearest_places(e, n, m, s, half) for n, m, s in
+                  zip(shape_of(x)[2:], e.shape[2:], scales, strict=True)]
+        return e.remap(x, e.shape, lambda at: [
+            *at[:2], *(f(a) for f, a in zip(places, at[2:], strict=True))])
+    return build
+
+
+def nearest_backward(half: float) -> Build:
+    """The sum over the elements that came from each, for sizes that divide."""
+    def build(e: Emit, grad: Value, size: object, source: object, *scales: float | None) -> Value:
+        g, split = e.operand(grad, e.dtype), list(e.shape[:2])
+        for n, m, s in zip(e.shape[2:], shape_of(grad)[2:], scales, strict=True):
+            nearest_places(e, n, m, s, half)
+            if m % n is not ZERO:
+                raise Unsupported(f"resampling from {n} to {m}")
+            split += [n, m // n]
+        return e.finish(e.reduce("add", e.reshape(g, split), range(3, len(split), 2)))
+    return build
 
 
 def flip(e: Emit, x: Value, dims: Sequence[int]) -> Value:
@@ -208,6 +358,9 @@ def arange(e: Emit, start: Operand, end: Operand, step: Operand = 1) -> Value:
 
 LIKE = ("ScalarType? dtype=None, Layout? layout=None, Device? device=None, "
         "bool? pin_memory=None")
+NEAREST = {"upsample_nearest": 0.0, "_upsample_nearest_exact": 0.5}
+SCALES = {1: "float? scales=None", 2: "float? scales_h=None, float? scales_w=None",
+          3: "float? scales_d=None, float? scales_h=None, float? scales_w=None"}
 VIEWS: dict[str, Build] = {
     "aten::view(Tensor(a) self, SymInt[] size) -> Tensor(a)": reshape,
     "aten::_unsafe_view(Tensor self, SymInt[] size) -> Tensor": reshape,
@@ -224,6 +377,8 @@ VIEWS: dict[str, Build] = {
     "aten::slice.Tensor(Tensor(a) self, int dim=0, SymInt? start=None, SymInt? end=None, "
     "SymInt step=1) -> Tensor(a)": slice_,
     "aten::select.int(Tensor(a) self, int dim, SymInt index) -> Tensor(a)": select,
+    "aten::unfold(Tensor(a) self, int dimension, int size, int step) -> Tensor(a)": unfold,
+    "aten::diagonal(Tensor(a) self, int offset=0, int dim1=0, int dim2=1) -> Tensor(a)": diagonal,
     "aten::unbind.int(Tensor(a -> *) self, int dim=0) -> Tensor(a)[]": unbind,
     "aten::split.Tensor(Tensor(a -> *) self, SymInt split_size, int dim=0) -> Tensor(a)[]": split,
     "aten::split_with_sizes(Tensor(a -> *) self, SymInt[] split_sizes, int dim=0) "
@@ -236,6 +391,24 @@ MOVES: dict[str, Build] = {
     "SymInt? end=None, SymInt step=1) -> Tensor": slice_scatter,
     "aten::select_scatter(Tensor self, Tensor src, int dim, SymInt index) -> Tensor":
         select_scatter,
+    "aten::diagonal_scatter(Tensor self, Tensor src, int offset=0, int dim1=0, int dim2=1) "
+    "-> Tensor": diagonal_scatter,
+    "aten::diagonal_copy(Tensor self, int offset=0, int dim1=0, int dim2=1) -> Tensor": diagonal,
+    "aten::diag_embed(Tensor self, int offset=0, int dim1=-2, int dim2=-1) -> Tensor": embedded,
+    "aten::unfold_copy(Tensor self, int dimension, int size, int step) -> Tensor": unfold,
+    "aten::roll(Tensor self, SymInt[1] shifts, int[1] dims=[]) -> Tensor": roll,
+    **{f"aten::{name}_pad{n}d(Tensor self, SymInt[{2 * n}] padding) -> Tensor": padded(edges)
+       for name, edges in (("reflection", reflected), ("replication", replicated))
+       for n in (1, 2, 3)},
+    **{f"aten::{name}{n}d(Tensor self, SymInt[{n}] output_size, {scales}) -> Tensor": nearest(half)
+       for name, half in NEAREST.items() for n, scales in SCALES.items()},
+    **{f"aten::{name}{n}d_backward(Tensor grad_output, SymInt[{n}] output_size, "
+       f"SymInt[{n + 2}] input_size, {scales}) -> Tensor": nearest_backward(half)
+       for name, half in NEAREST.items() for n, scales in SCALES.items()},
+    "aten::copy(Tensor self, Tensor src, bool non_blocking=False) -> Tensor":
+        lambda e, x, source, *_: e.expand(e.value(source, e.dtype), e.shape),
+    f"aten::eye(SymInt n, *, {LIKE}) -> Tensor": eye,
+    f"aten::eye.m(SymInt n, SymInt m, *, {LIKE}) -> Tensor": eye,
     "aten::constant_pad_nd(Tensor self, SymInt[] pad, Scalar value=0) -> Tensor": pad,
     "aten::repeat(Tensor self, SymInt[] repeats) -> Tensor": repeat,
     "aten::tril(Tensor self, SymInt diagonal=0) -> Tensor": triangle(lower=True),
