@@ -97,6 +97,11 @@ def test_passes_keep_the_meaning(program: Func, change: Callable[[Func], Func]) 
     check(before, after, draw(program, {"s0": 3}, ints=16), exact=False)
 
 
+def test_an_axis_that_runs_backwards_is_not_split() -> None:
+    func = parse("kernel k(x: f32[5,5]) -> y: f32[25]\n  y[i] = x[(24-i)//5,(24-i)%5]")
+    assert split_axes(func) is func
+
+
 def test_reshapes_split_axes() -> None:
     func = parse("kernel f(x: f32[4,8,5]) -> y: f32[32,5]\n  y[i,j] = x[i//8,i%8,j]")
     assert body(split_axes(func)) == ["y[8*i1+i2,j] = x[i1,i2,j]"]
