@@ -28,6 +28,7 @@ from rung.core.expr import sym
 from rung.core.key import structural_key
 from rung.core.machine import Machine
 from rung.core.op import Effect, Func, Vocabulary, walk
+from rung.core.parse import parse_module
 from rung.core.types import TensorType
 from rung.core.verify import verify
 from rung.frontends.torch import aten
@@ -38,6 +39,7 @@ from rung.loop import simplify as loop_simplify
 from rung.program import ir as program_ir
 from rung.program import memory, outline, reinplace, views
 from rung.program.ir import Composite, Module
+from rung.runtime import saved
 from rung.runtime.executable import Executable
 from rung.runtime.host import host_code
 from rung.targets.base import Target, is_library, target
@@ -301,10 +303,20 @@ def compile_program(func: Func, options: Any, constants: Sequence[Any],
         if getattr(x, "device", HOST) != HOST:
             raise Unsupported(f"tensors on {x.device}")
     try:
-        stages = lower_module(func, target(options.target), options.precision,
-                              hints_of(func, example_inputs), read_mappings(options.mappings))
-        made = executable(stages, constants, lines_of(func))
+        machine, hints = target(options.target), hints_of(func, example_inputs)
+        mappings, lines = read_mappings(options.mappings), lines_of(func)
+        settings, key = Settings.from_environment(), ""
+        if not (trace.active() or settings.check or settings.fresh or settings.keep):
+            key = saved.key_of(func, machine.identity(), str(options), str(list(hints.values())),
+                               *map(str, mappings.values()))
+            if warm := _warm(key, func, machine, constants, lines):
+                return warm.run
+        stages = lower_module(func, machine, options.precision, hints, mappings)
+        made = executable(stages, constants, lines)
         trace.emit("compiled", "pipeline", func.name, stages=stages)
+        if key and made.library:
+            texts = {k.name: str(k) for k in stages.modules["kernel"].kernels if is_library(k)}
+            saved.save(key, func, made.code, made.library, texts)
         return made.run
     except RungError:
         raise
@@ -318,6 +330,19 @@ def verified(run: Callable[[list[Any]], Sequence[Any]], gm: Any, imported: Any, 
     from rung.tools import verify
 
     return verify.verified(run, gm, imported, options)
+
+
+def _warm(key: str, func: Func, machine: Target, constants: Sequence[Any],
+          lines: Mapping[str, str]) -> Executable | None:
+    """What was compiled before for a program, unless it is not, or not wholly, in the cache."""
+    found = saved.load(key)
+    names = [n for n in found.code.stretches if n != "run"] if found else []
+    launches = machine.reload(found.library, names) if found else None
+    if not found or launches is None:
+        return None
+    kernels = parse_module("\n".join(found.kernels.values()), VOCABULARIES, parse_mapping)
+    return Executable(found.code, machine, launches, {k.name: machine.call(k) for k in kernels},
+                      constants, saved.lines_for(found.nodes, func, lines))
 
 
 HOST = torch.device("cpu")
@@ -359,9 +384,9 @@ def executable(stages: Stages, constants: Sequence[Any] = (),
     module, machine = stages.modules["kernel"], stages.target
     own = generated(module)
     with _timed("source", "host"):
-        code, stretches = host_code(memory.plan(module.main), module, len(constants), lines)
+        code, stretches = host_code(memory.plan(module.main), module, len(constants))
     with _timed("source", "build"):
         launches = machine.load(own, stages.source, stretches) if own or stretches else {}
     libraries = {k.name: machine.call(k) for k in module.kernels if is_library(k)}
     with _timed("source", "load"):
-        return Executable(code, machine, launches, libraries, constants)
+        return Executable(code, machine, launches, libraries, constants, lines)

@@ -52,6 +52,7 @@ class Settings:
     target: str = ""
     precision: str = "default"
     keep: Path | None = None
+    fresh: bool = False
 
     @staticmethod
     def from_environment() -> Settings:
@@ -97,6 +98,8 @@ VARIABLES = (  # a later one of the same setting wins
     Variable("RUNG_TARGET", "target", "the target to compile for", "this machine"),
     Variable("RUNG_PRECISION", "precision", "eager keeps eager's roundings inside kernels",
              "default", _precision),
+    Variable("RUNG_FRESH", "fresh", "1 lowers every graph anew, whatever the cache has", "0",
+             _switch),
     Variable("RUNG_KEEP", "keep", "a folder for the generated sources", "they are not kept",
              _folder),
 )

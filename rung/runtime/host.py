@@ -23,7 +23,7 @@ A target may do in native code what `stretch_0` says, and `run` where it does no
 from __future__ import annotations
 
 import keyword
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
@@ -87,18 +87,16 @@ class Code:
         return name
 
 
-def host_code(plan: Plan, module: Module, constants: int = 0,
-              lines: Mapping[str, str] | None = None) -> tuple[Code, list[Stretch]]:
+def host_code(plan: Plan, module: Module, constants: int = 0) -> tuple[Code, list[Stretch]]:
     """The code of the main program, whose last parameters are so many constants, and the stretches
-    in it. `lines` are the user's, by the results of calls. LoweringError for an op that the host
-    cannot do."""
-    host = _Host(plan, module, constants, lines or {})
+    in it. LoweringError for an op that the host cannot do."""
+    host = _Host(plan, module, constants)
     return host.run(), host.stretches
 
 
 class _Host:
-    def __init__(self, plan: Plan, module: Module, constants: int, lines: Mapping[str, str]):
-        self.plan, self.module, self.lines = plan, module, lines
+    def __init__(self, plan: Plan, module: Module, constants: int):
+        self.plan, self.module = plan, module
         self.program = module.main
         count = len(self.program.params) - constants
         self.constants = {p: n for n, p in enumerate(self.program.params[count:])}
@@ -210,7 +208,8 @@ class _Host:
         """The variable of a value; helpers and keywords keep their names."""
         if value not in self.names:
             name = value.name
-            taken = (keyword.iskeyword(name) or name in (*HELPERS, "args", "w", "at", "run")
+            own = (*HELPERS, "args", "w", "at", "run", "lines")
+            taken = (keyword.iskeyword(name) or name in own
                      or name.startswith(("stretch_", "launch_", "run_")))
             self.names[value] = f"{name}_" if taken else name
         return self.names[value]
@@ -307,7 +306,7 @@ class _Host:
             self.code.whole = built.stretch.name
 
     def site(self, op: Check) -> Site:
-        return Site(op.error, op.message, self.lines.get(op.node, ""))
+        return Site(op.error, op.message, op.node)
 
     def rename(self, op: Op) -> None:
         """The variables of views and of later states of a tensor."""
@@ -366,7 +365,7 @@ class _Host:
 
     def check(self, op: Check) -> None:
         self.line(f"check({self.name(op.value)}, {self.size(op.lo)}, {self.size(op.hi)}, "
-                  f"{op.error!r}, {op.message!r}, {self.lines.get(op.node, '')!r})")
+                  f"{op.error!r}, {op.message!r}, lines.get({op.node!r}, ''))")
 
     def leave(self, op: Return) -> None:
         for given, copy in self.copied:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -59,25 +59,28 @@ def leaves(out: Any) -> list[Any]:
 
 @dataclass(frozen=True)
 class Site:
-    """What a check raises: the name of a class, eager's message, in which {} is the first element
-    at fault, and the user's line."""
+    """What a check raises: the name of a class and eager's message, in which {} is the first
+    element at fault and {size} the check's upper limit. `node` is the call that is checked."""
 
     error: str
     message: str
-    line: str = ""
+    node: str = ""
 
-    def fail(self, found: int) -> NoReturn:
-        error = ERRORS[self.error](self.message.replace("{}", str(found)))
-        if self.line:
-            error.add_note(self.line)
+    def fail(self, found: int, size: int, line: str) -> NoReturn:
+        text = self.message.replace("{}", str(found)).replace("{size}", str(size))
+        error = ERRORS[self.error](text)
+        if line:
+            error.add_note(line)
         raise error
 
 
-def refusal(sites: Sequence[Site]) -> Callable[[int, int], None]:
-    """What raises the error of an error word: the number of a check, from 1, and an element."""
-    def refuse(number: int, found: int) -> None:
+def refusal(sites: Sequence[Site], lines: Mapping[str, str]) -> Callable[[int, int, int], None]:
+    """What raises the error of an error word: the number of a check, from 1, the element at fault
+    and the limit."""
+    def refuse(number: int, found: int, size: int) -> None:
         if number:
-            sites[number - 1].fail(found)
+            site = sites[number - 1]
+            site.fail(found, size, lines.get(site.node, ""))
     return refuse
 
 
@@ -85,4 +88,4 @@ def check(value: torch.Tensor, low: int, high: int, error: str, message: str, li
     """Raise `error` unless low <= v < high for all elements."""
     bad = value[(value < low) | (value >= high)]
     if bad.numel():
-        Site(error, message, line).fail(int(bad[0]))
+        Site(error, message).fail(int(bad[0]), high, line)

@@ -50,7 +50,8 @@ class Stretch:
 
     The launch of a stretch takes a sequence of addresses (of tensors `given`, then of those `made`
     for it, then of the workspace if there is one) and one of `sizes`. It gives its error word:
-    the number of the check that failed, from 1, and the first element that was at fault; or (0, 0).
+    the number of the check that failed, from 1, the first element at fault and the upper limit;
+    or three times 0.
     """
 
     name: str
@@ -100,6 +101,13 @@ class Target(Protocol):
              ) -> Mapping[str, Launch]:
         """A launch for each kernel and stretch, by name. TargetCompileError or LaunchError if
         that fails."""
+
+    def identity(self) -> str:
+        """All that source and libraries depend on besides the kernels: machine, compiler, flags."""
+
+    def reload(self, library: str, stretches: Sequence[str]) -> Mapping[str, Launch] | None:
+        """The launches of stretches from the library in the cache that is called as the `file` of
+        a launch said; None if it is gone."""
 
     def bind(self, signature: Signature, launch: Launch, slow: Callable[..., Any],
              **rest: Any) -> Callable[..., Any]:

@@ -117,16 +117,16 @@ def _target() -> Finding:
 
 
 def _cache() -> Finding:
-    asked, path = Settings.from_environment().cache_dir / "cpu", build.folder()
+    asked = Settings.from_environment().cache_dir / "cpu"
+    if asked.is_dir() and (asked.stat().st_uid != os.getuid() or asked.stat().st_mode & 0o022):
+        return Finding("cache", f"{asked} has mode {stat.S_IMODE(asked.stat().st_mode):04o}: "
+                       "others can put code there", f"chmod 700 {asked}")
+    path = build.folder()
     if path != asked:
         return Finding("cache", f"{asked} cannot be used, so kernels are built anew in each "
                        "process", f"make it a folder of your own that you can write to: mkdir -p "
                        f"{asked}, or set RUNG_CACHE_DIR")
-    state = path.stat()
-    mode = stat.S_IMODE(state.st_mode)
-    if state.st_uid != os.getuid() or mode & 0o022:
-        return Finding("cache", f"{path} has mode {mode:04o}: others can put code there",
-                       f"chmod 700 {path}")
+    mode = stat.S_IMODE(path.stat().st_mode)
     entries = [e for e in os.scandir(path) if e.name.endswith(".so")]
     size = sum(e.stat().st_size for e in entries)
     free = os.statvfs(path).f_bavail * os.statvfs(path).f_frsize

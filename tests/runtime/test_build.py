@@ -6,16 +6,18 @@ import ctypes
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from dumps import parse
+from programs import Prog
 
+from rung import pipeline
 from rung.core.errors import LaunchError, TargetCompileError
-from rung.targets.cpu import build
+from rung.targets.cpu import build, emit
 from rung.targets.cpu.target import bound, target
 
 SOURCE = "int answer(void) { return %d; }\n"
@@ -32,11 +34,11 @@ def answer(path: Path) -> int:
 
 
 def test_a_library_is_built_once(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    path = build.build(SOURCE % 42, "cpu.base")
+    path = build.build([SOURCE % 42], "cpu.base")
     assert answer(path) == 42 and path.parent == folder
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     monkeypatch.setattr(build, "_compile", None)
-    assert build.build(SOURCE % 42, "cpu.base") == path
+    assert build.build([SOURCE % 42], "cpu.base") == path
     assert sorted(p.suffix for p in folder.iterdir()) == [".sha256", ".so"]
 
 
@@ -46,24 +48,48 @@ def test_a_library_is_built_once(monkeypatch: pytest.MonkeyPatch, folder: Path) 
                                     lambda p: p.with_suffix(".sha256").write_bytes(b"\xff\xfe"),
                                     lambda p: p.with_suffix(".sha256").unlink()])
 def test_a_damaged_entry_is_built_anew(damage: Callable[[Path], Any]) -> None:
-    path = build.build(SOURCE % 43, "cpu.base")
+    path = build.build([SOURCE % 43], "cpu.base")
     damage(path)
-    assert build.build(SOURCE % 43, "cpu.base") == path
+    assert build.build([SOURCE % 43], "cpu.base") == path
     assert build.is_whole(path) and answer(path) == 43
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path, settings: Callable[..., None]) -> None:
     (tmp_path / "file").write_text("")
     settings(cache_dir=tmp_path / "file" / "cache")
-    assert answer(build.build(SOURCE % 44, "cpu.base")) == 44
+    assert answer(build.build([SOURCE % 44], "cpu.base")) == 44
+
+
+def test_several_sources_are_one_library() -> None:
+    parts = ["int half(void) { return 23; }", "int half();\nint answer(void) { return 2 * half(); }"]
+    assert answer(build.build(parts, "cpu.base")) == 46
+    with pytest.raises(TargetCompileError) as caught:
+        build.build([*parts, "int other(void) { return nonsense; }\n"], "cpu.base")
+    assert "nonsense" in Path(caught.value.source).read_text()
+
+
+def test_long_sources_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    p = Prog()
+    x = p.param("x", 6, 8)
+    program = p.done(p.softmax(x), p.reduce("add", x, 0), p.map("exp", x))
+    run = pipeline.executable(pipeline.lower_module(program, target("cpu")))
+    monkeypatch.setattr(emit, "UNIT", 1)
+    monkeypatch.setattr(emit.os, "cpu_count", lambda: 3)
+    made, real = list[Sequence[str]](), build._compile
+    monkeypatch.setattr(build, "_compile", lambda *a: made.append(a[0]) or real(*a))
+    cut = pipeline.executable(pipeline.lower_module(program, target("cpu")))
+    assert len(made[0]) == 4 and sum(s.count("\nvoid run_") for s in made[0][:3]) >= 3
+    given = torch.randn(6, 8)
+    assert all(torch.equal(a, b) for a, b in zip(run([given]), cut([given]), strict=True))
 
 
 def test_refused_source_is_kept_and_named() -> None:
     with pytest.raises(TargetCompileError) as caught:
-        build.build("int answer(void) { return nonsense; }\n", "cpu.base")
+        build.build(["int answer(void) { return nonsense; }\n"], "cpu.base")
     error = caught.value
     assert "nonsense" in Path(error.source).read_text() and "nonsense" in error.log
     assert error.source in error.command and error.source in str(error)
+    assert "nonsense" in Path(error.source).with_suffix(".log").read_text()
     again = subprocess.run(error.command, shell=True, capture_output=True, text=True, check=False)
     assert "nonsense" in again.stderr
 
@@ -71,13 +97,13 @@ def test_refused_source_is_kept_and_named() -> None:
 def test_no_compiler(monkeypatch: pytest.MonkeyPatch, settings: Callable[..., None]) -> None:
     settings(cc="no-such-cc -x")
     with pytest.raises(TargetCompileError, match="'no-such-cc -x' is not on the PATH"):
-        build.build(SOURCE % 1, "cpu.base")
+        build.build([SOURCE % 1], "cpu.base")
     settings(cc="")
     monkeypatch.setattr(build.shutil, "which", lambda _: None)
     monkeypatch.setattr(build, "find_spec", lambda _: None)
     build._compiler.cache_clear()
     with pytest.raises(TargetCompileError, match=r"apt-get install gcc[\s\S]*pip install ziglang"):
-        build.build(SOURCE % 1, "cpu.base")
+        build.build([SOURCE % 1], "cpu.base")
     monkeypatch.setattr(build, "find_spec", lambda _: object())
     assert build.compiler() == (sys.executable, "-m", "ziglang", "cc")
     build._compiler.cache_clear()
@@ -105,7 +131,7 @@ int team(void) {
 
 
 def test_threads_are_torchs() -> None:
-    path = build.build(THREADS, target("cpu").name)
+    path = build.build([THREADS], target("cpu").name)
     library, before = ctypes.CDLL(str(path)), torch.get_num_threads()
     try:
         for count in (1, 2, 3):
@@ -120,7 +146,7 @@ def test_threads_are_torchs() -> None:
 def test_processes_at_once(folder: Path) -> None:
     code = ("import ctypes, sys, dataclasses, pathlib\n"
             "from rung.targets.cpu import build\n"
-            f"path = build.build({SOURCE % 45!r}, 'cpu.base')\n"
+            f"path = build.build([{SOURCE % 45!r}], 'cpu.base')\n"
             "sys.exit(ctypes.CDLL(str(path)).answer() != 45)")
     runs = [subprocess.Popen([sys.executable, "-c", code],
                              env={"RUNG_CACHE_DIR": str(folder.parent), "PATH": "/usr/bin:/bin"})

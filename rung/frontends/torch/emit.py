@@ -170,7 +170,8 @@ class Emit:
 
     # ---- checks
     def check(self, x: Value, low: Expr, high: Expr, error: str, message: str) -> None:
-        """Raise `error`, one of `program.ir.ERRORS`, unless low <= v < high for all of `x`."""
+        """Raise `error`, one of `program.ir.ERRORS`, unless low <= v < high for all of `x`. In the
+        message, {} is the first element at fault and {size} is `high`."""
         if dtype_of(x.type) not in (I32, I64, BOOL):
             raise Unsupported(f"a check of {x.type}")
         self.builder.add(Check(x, low, high, error, message))

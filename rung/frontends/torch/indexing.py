@@ -24,7 +24,7 @@ def check(e: Emit, at: Value, low: Expr, high: Expr, error: str, message: str) -
 def wrapped(e: Emit, at: Value, dim: int, size: Expr) -> Value:
     """Indices checked to be in [-size, size), the negative ones counted from the end."""
     check(e, at, -size, size, "IndexError",
-          f"index {{}} is out of bounds for dimension {dim} with size {size}")
+          f"index {{}} is out of bounds for dimension {dim} with size {{size}}")
     below = e.map("lt", at, 0)
     known = e.value(size, dtype_of(at.type))
     return e.map("where", below, e.map("add", at, known), at)
@@ -55,7 +55,7 @@ def index_copy(e: Emit, x: Value, dim: int, at: Value, source: Value) -> Value:
         raise Unsupported("index_copy of scalars")
     dim = dimension(dim, len(e.shape))
     check(e, at, Expr.of(0), e.shape[dim], "IndexError",
-          f"index_copy_(): index is out of bounds for dimension {dim} with size {e.shape[dim]}")
+          f"index_copy_(): index is out of bounds for dimension {dim} with size {{size}}")
     return e.op(Scatter(x, dim, as_vector(e, at), source))
 
 
@@ -67,7 +67,7 @@ def gather(e: Emit, x: Value, dim: int, at: Value, *_: object) -> Value:
     dim = dimension(dim, rank)
     size = shape_of(x)[dim]
     check(e, at, Expr.of(0), size, "RuntimeError",
-          f"index is out of bounds for dimension {dim} with size {size}")
+          f"index is out of bounds for dimension {dim} with size {{size}}")
     part = e.remap(x, [size if n == dim else s for n, s in enumerate(shape_of(at))], list)
     found = along_last(e, moved(e, part, dim, rank - 1), moved(e, at, dim, rank - 1))
     return moved(e, found, rank - 1, dim)

@@ -1,25 +1,24 @@
 """C source to a shared library, through the system's compiler and a cache on disk.
 
-A library is found by the hash of all that it depends on: source, flags, compiler. Entries appear
-by rename, carry the hash of their content, and are built anew where that does not fit; so
-processes that build the same library at the same time do no harm.
+A library is found by the hash of all that it depends on: sources, flags, compiler. `core.store`
+keeps it, so that processes that build the same library at the same time do no harm.
 """
 
 from __future__ import annotations
 
-import os
 import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 
-from rung.core import trace
+from rung.core import store, trace
 from rung.core.config import Settings
 from rung.core.errors import TargetCompileError
 from rung.targets.cpu.machine import FLAGS
@@ -31,58 +30,42 @@ NO_COMPILER = """no C compiler was found: set RUNG_CC, or install one
   without root:      pip install ziglang"""
 
 
-def build(source: str, machine: str) -> Path:
-    """The library of `source` for a CPU of this name; TargetCompileError if there is none."""
-    return _library(source, (*compiler(), *COMMON, *FLAGS[machine],
-                             *(("-fopenmp",) if openmp() else ())), (*openmp(), "-lm"))
+def build(sources: Sequence[str], machine: str) -> Path:
+    """The library of C sources for a CPU of this name, compiled at the same time;
+    TargetCompileError if there is none."""
+    return _library(sources, command_for(machine), (*openmp(), "-lm"))
+
+
+def command_for(machine: str) -> tuple[str, ...]:
+    """The compiler and its flags for a CPU of this name."""
+    return (*compiler(), *COMMON, *FLAGS[machine], *(("-fopenmp",) if openmp() else ()))
 
 
 def build_extension(source: str, headers: Path) -> Path:
     """The library of an extension module of the Python whose headers these are."""
-    return _library(source, (*compiler(), *COMMON, f"-I{headers}"), ())
+    return _library([source], (*compiler(), *COMMON, f"-I{headers}"), ())
 
 
-def _library(source: str, command: Sequence[str], libraries: Sequence[str]) -> Path:
-    key = sha256("\0".join([source, *command, *libraries, version()]).encode()).hexdigest()
+def _library(sources: Sequence[str], command: Sequence[str], libraries: Sequence[str]) -> Path:
+    key = sha256("\0".join([*sources, *command, *libraries, version()]).encode()).hexdigest()
     library = folder() / f"{key}.so"
     if keep := Settings.from_environment().keep:
         keep.mkdir(parents=True, exist_ok=True)
-        (keep / f"{key[:16]}.c").write_text(source)
+        for n, source in enumerate(sources):
+            (keep / f"{key[:16]}{f'_{n}' if n else ''}.c").write_text(source)
     found = is_whole(library)
     trace.emit("fired" if found else "declined", "cache", key)
-    if not found:
-        _compile(source, command, libraries, library)
-    return library
+    return library if found else _compile(sources, command, libraries, library)
 
 
 def is_whole(library: Path) -> bool:
     """Whether a file of the cache is what its builder wrote."""
-    try:
-        return _sidecar(library).read_text() == sha256(library.read_bytes()).hexdigest()
-    except (OSError, UnicodeDecodeError):
-        return False
-
-
-def _sidecar(library: Path) -> Path:
-    return library.with_suffix(".sha256")
+    return store.read(library) is not None
 
 
 def folder() -> Path:
-    """The cache's folder, readable by this user alone; a fresh one if it cannot be made."""
-    path = Settings.from_environment().cache_dir / "cpu"
-    try:
-        for step in (path.parent, path):
-            step.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if path.stat().st_uid == os.getuid() and os.access(path, os.W_OK):
-            return path
-    except OSError as error:
-        trace.emit("declined", "cache", str(path), str(error))
-    return _scratch()
-
-
-@cache
-def _scratch() -> Path:
-    return Path(tempfile.mkdtemp(prefix="rung-"))
+    """The cache's folder, readable by this user alone; a fresh one if it cannot be used."""
+    return store.folder("cpu")
 
 
 # --- the compiler
@@ -138,26 +121,41 @@ def _loaded(name: str) -> str:
     return next((p for p in paths if Path(p).name.startswith(name)), "")
 
 
-def _compile(source: str, command: Sequence[str], libraries: Sequence[str],
-             library: Path) -> None:
-    with tempfile.TemporaryDirectory(dir=library.parent) as work:
-        text, made, note = (Path(work, f"kernels.{kind}") for kind in ("c", "so", "sha256"))
-        text.write_text(source)
-        line = [*command, str(text), *libraries, "-o", str(made)]
-        run = subprocess.run(line, capture_output=True, text=True, check=False)
-        if run.returncode:
-            raise _refused(source, run, line, library)
-        note.write_text(sha256(made.read_bytes()).hexdigest())
-        os.replace(made, library)
-        os.replace(note, _sidecar(library))
+def _compile(sources: Sequence[str], command: Sequence[str], libraries: Sequence[str],
+             library: Path) -> Path:
+    """Where the library lies after it was made, each source by a compiler of its own."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="rung-") as work:
+            made = Path(work, "library.so")
+            lines = []
+            for n, source in enumerate(sources):
+                Path(work, f"kernels{n}.c").write_text(source)
+                lines.append([*command, "-c", f"{work}/kernels{n}.c", "-o", f"{work}/kernels{n}.o"])
+            link = [*command, *(f"{work}/kernels{n}.o" for n in range(len(sources))), *libraries]
+            if len(sources) == 1:
+                lines, link = [], [*command, f"{work}/kernels0.c", *libraries]
+            with ThreadPoolExecutor(max(len(lines), 1)) as several:
+                for source, run in zip(sources, several.map(_run, lines), strict=False):
+                    _refuse(run, source, library)
+            _refuse(_run([*link, "-o", str(made)]), sources[0], library)
+            return store.write(library, made.read_bytes())
+    except OSError as error:
+        raise TargetCompileError(f"no kernel could be compiled: {error}") from None
 
 
-def _refused(source: str, run: subprocess.CompletedProcess[str], line: list[str],
-             library: Path) -> TargetCompileError:
-    """The error for a source that the compiler refuses; the source stays in the cache's folder."""
-    kept = library.with_suffix(".c")
+def _run(line: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(line, capture_output=True, text=True, check=False)
+
+
+def _refuse(run: subprocess.CompletedProcess[str], source: str, library: Path) -> None:
+    """The error of a source that the compiler refused; the source and the compiler's words stay in
+    the cache's folder."""
+    if not run.returncode:
+        return
+    kept, log = library.with_suffix(".c"), library.with_suffix(".log")
     kept.write_text(source)
     first = next((x for x in run.stderr.splitlines() if "error" in x), run.stderr.strip())
-    command = shlex.join(str(kept) if word.endswith("kernels.c") else word for word in line)
-    return TargetCompileError(f"{first}\n  source: {kept}\n  command: {command}", str(kept),
-                              run.stderr, command)
+    command = shlex.join(str(kept) if w.endswith(".c") else w for w in run.args)
+    log.write_text(f"{command}\n{run.stderr}")
+    raise TargetCompileError(f"{first}\n  source: {kept}\n  log: {log}\n  command: {command}",
+                             str(kept), run.stderr, command)

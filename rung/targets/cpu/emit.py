@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Sequence
 
 from rung.core.expr import Expr, to_source
-from rung.core.op import Func
+from rung.core.op import Func, walk
 from rung.kernel.ir import For
 from rung.targets.base import Checked, Launched, Place, Stretch, strides_of
 from rung.targets.c_family import Prelude
@@ -39,6 +40,22 @@ def emit(kernels: Sequence[Func]) -> str:
     style = Style(head="void run_{name}({params})")
     bodies = [CpuEmitter(k, prelude, style).source() for k in kernels]
     return prelude.text() + "\n" + "\n\n".join(bodies) + "\n"
+
+
+UNIT = 1 << 16
+"""Characters of source that are worth a compiler of their own."""
+
+
+def emit_units(kernels: Sequence[Func], source: str, stretches: Sequence[Stretch]) -> list[str]:
+    """The sources of a library of kernels, whose one source this is, and stretches: several of
+    about equal length where that is long, so that they are compiled at the same time."""
+    count = min(os.cpu_count() or 1, 1 + len(source) // UNIT, len(kernels) or 1)
+    calls = [f"void run_{k.name}();" for k in kernels] if count > 1 else []
+    ends = "\n".join([*calls, *map(emit_stretch, stretches)])
+    if count == 1:
+        return [f"{source}\n{ends}"]
+    heavy = sorted(kernels, key=lambda k: -sum(1 for _ in walk(k.body)))
+    return [*(emit(heavy[n::count]) for n in range(count)), ends]
 
 
 # --- stretches
@@ -74,7 +91,7 @@ def _checked(step: Checked, site: int) -> str:
     kind = Prelude().storage(step.type.dtype)
     body = (f"  {{ const long v = ((const {kind} *)({_at(step.place)}))[{offset}]; "
             f"if (v < {_c(step.low)} || v >= {_c(step.high)}) "
-            f"{{ *found = v; return {site}; }} }}")
+            f"{{ found[0] = v; found[1] = {_c(step.high)}; return {site}; }} }}")
     return "\n".join([*loops, body])
 
 

@@ -104,7 +104,7 @@ static PyObject *run(const Stretch *f, PyObject *const *given) {
   Tensor tensors[f->given + 1];
   PyObject *made[f->made + 1];
   char *addresses[f->given + f->made + 1];
-  long sizes[f->sizes + 1], layout[2 * f->ranks + 1], found = 0, site, *at = layout;
+  long sizes[f->sizes + 1], layout[2 * f->ranks + 1], found[2] = {0}, site, *at = layout;
   Py_ssize_t t = 0, s = 0, n = 0;
   for (Py_ssize_t i = 0; i < f->count; i++) {
     long kind = f->kinds[i];
@@ -129,11 +129,11 @@ static PyObject *run(const Stretch *f, PyObject *const *given) {
     addresses[f->given + n] = (char *)new.data + new.offset;
   }
   Py_BEGIN_ALLOW_THREADS
-  site = f->entry(addresses, sizes, &found);
+  site = f->entry(addresses, sizes, found);
   Py_END_ALLOW_THREADS
   if (site) {
     forget(made, n);
-    Py_XDECREF(PyObject_CallFunction(f->refuse, "ll", site, found)); /* raises */
+    Py_XDECREF(PyObject_CallFunction(f->refuse, "lll", site, found[0], found[1])); /* raises */
     return NULL;
   }
   PyObject *out = PyTuple_New(f->results);

@@ -41,7 +41,7 @@ def kind_of(kind: str) -> int:
 
 
 def bind(signature: Signature, entry: int, layout: int, owner: object, slow: Callable[..., Any],
-         refuse: Callable[[int, int], None], empty: Callable[..., torch.Tensor],
+         refuse: Callable[[int, int, int], None], empty: Callable[..., torch.Tensor],
          constants: Sequence[torch.Tensor] = ()) -> Callable[..., Any]:
     """`slow`, done in C where that can be. `entry` and `layout` are addresses in a library that
     `owner` keeps loaded; `refuse` raises the error of a check."""

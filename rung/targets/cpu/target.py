@@ -15,8 +15,8 @@ from rung.core.machine import Machine
 from rung.core.op import Func
 from rung.targets.base import Launch, Signature, Stretch, buffers_of, symbols_of
 from rung.targets.cpu import glue
-from rung.targets.cpu.build import build
-from rung.targets.cpu.emit import emit, emit_stretch
+from rung.targets.cpu.build import build, command_for, folder, is_whole, version
+from rung.targets.cpu.emit import emit, emit_units
 from rung.targets.cpu.libraries import LIBRARIES, run
 from rung.targets.cpu.machine import MACHINES, NEEDS, features, host
 from rung.tile.atoms import Library, match_matmul
@@ -48,8 +48,15 @@ class Cpu:
         if missing:
             raise LaunchError(f"this CPU has no {', '.join(sorted(missing))}, which {self.name} "
                               f"needs")
-        path = build("\n".join([source, *map(emit_stretch, stretches)]), self.name)
+        path = build(emit_units(kernels, source, stretches), self.name)
         return bound(path, kernels, [s.name for s in stretches])
+
+    def identity(self) -> str:
+        return "\0".join([repr(self.machine), *command_for(self.name), version()])
+
+    def reload(self, library: str, stretches: Sequence[str]) -> Mapping[str, Launch] | None:
+        path = folder() / library
+        return bound(path, (), stretches) if is_whole(path) else None
 
     def bind(self, signature: Signature, launch: Launch, slow: Callable[..., Any],
              **rest: Any) -> Callable[..., Any]:
@@ -80,16 +87,16 @@ class NativeStretch:
     """A stretch in a library, callable with sequences of addresses and sizes."""
 
     def __init__(self, library: ctypes.CDLL, name: str):
-        self.library, self.run = library, library[name]
+        self.library, self.run, self.file = library, library[name], Path(library._name).name
         self.run.restype = ctypes.c_long
         self.entry, self.layout = (ctypes.cast(library[n], ctypes.c_void_p).value or 0
                                    for n in (name, f"layout_{name}"))
 
-    def __call__(self, addresses: Sequence[int], sizes: Sequence[int]) -> tuple[int, int]:
-        found = ctypes.c_long()
+    def __call__(self, addresses: Sequence[int], sizes: Sequence[int]) -> tuple[int, int, int]:
+        found = (ctypes.c_long * 2)()
         site = self.run((ctypes.c_void_p * len(addresses))(*addresses),
-                        (ctypes.c_long * len(sizes))(*sizes), ctypes.byref(found))
-        return site, found.value
+                        (ctypes.c_long * len(sizes))(*sizes), found)
+        return site, found[0], found[1]
 
 
 def bound(path: Path, kernels: Sequence[Func], stretches: Sequence[str] = ()

@@ -36,6 +36,12 @@ class Cuda:
              ) -> Mapping[str, Launch]:
         raise LaunchError("kernels for CUDA are emitted and compiled, but not launched yet")
 
+    def identity(self) -> str:
+        return self.name
+
+    def reload(self, library: str, stretches: Sequence[str]) -> Mapping[str, Launch] | None:
+        return None
+
     def bind(self, signature: Signature, launch: Launch, slow: Callable[..., Any],
              **rest: Any) -> Callable[..., Any]:
         return slow

@@ -69,6 +69,12 @@ class Toy:
         launches = {k.name: _launch(k) for k in kernels}
         return launches | {s.name: _run_stretch(s, launches) for s in stretches}
 
+    def identity(self) -> str:
+        return self.name
+
+    def reload(self, library: str, stretches: Sequence[str]) -> Mapping[str, Launch] | None:
+        return None
+
     def bind(self, signature: Signature, launch: Launch, slow: Callable[..., Any],
              **rest: Any) -> Callable[..., Any]:
         return slow
@@ -100,7 +106,7 @@ def _launch(kernel: Func) -> Launch:
 
 
 def _run_stretch(stretch: Stretch, launches: Mapping[str, Launch]) -> Launch:
-    def run(addresses: Sequence[int], numbers: Sequence[int]) -> tuple[int, int]:
+    def run(addresses: Sequence[int], numbers: Sequence[int]) -> tuple[int, int, int]:
         sizes, site = dict(zip(stretch.sizes, numbers, strict=True)), 0
         for step in stretch.steps:
             if isinstance(step, Launched):
@@ -109,11 +115,11 @@ def _run_stretch(stretch: Stretch, launches: Mapping[str, Launch]) -> Launch:
                 continue
             site += 1
             values = _view(step.type, addresses[step.place[0]] + step.place[1], sizes)
-            low, high = step.low.evaluate(sizes), step.high.evaluate(sizes)
+            low, high = int(step.low.evaluate(sizes)), int(step.high.evaluate(sizes))
             bad = values[(values < low) | (values >= high)]
             if bad.size:
-                return site, int(bad[0])
-        return 0, 0
+                return site, int(bad[0]), high
+        return 0, 0, 0
 
     return run
 
