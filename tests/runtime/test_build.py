@@ -61,7 +61,8 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path, settings: Callable[..., No
 
 
 def test_several_sources_are_one_library() -> None:
-    parts = ["int half(void) { return 23; }", "int half();\nint answer(void) { return 2 * half(); }"]
+    parts = ["int half(void) { return 23; }",
+             "int half();\nint answer(void) { return 2 * half(); }"]
     assert answer(build.build(parts, "cpu.base")) == 46
     with pytest.raises(TargetCompileError) as caught:
         build.build([*parts, "int other(void) { return nonsense; }\n"], "cpu.base")
