@@ -109,8 +109,8 @@ class Target(Protocol):
         """The launches of stretches from the library in the cache that is called as the `file` of
         a launch said; None if it is gone."""
 
-    def bind(self, signature: Signature, launch: Launch, slow: Callable[..., Any],
-             **rest: Any) -> Callable[..., Any]:
+    def bind(self, signature: Signature, launch: Launch, slow: Launch, **rest: Any
+             ) -> Launch:
         """`slow`, Python that calls the launch of a stretch, or what does the same faster; `rest`
         is what that needs of the host."""
 

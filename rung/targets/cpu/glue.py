@@ -18,7 +18,7 @@ import torch
 
 from rung.core import trace
 from rung.core.errors import TargetCompileError
-from rung.targets.base import Signature
+from rung.targets.base import Launch, Signature
 from rung.targets.cpu.build import build_extension
 
 SOURCE = Path(__file__).with_name("glue.c")
@@ -40,16 +40,16 @@ def kind_of(kind: str) -> int:
     return code | bits << 8 | int(rank) << 16
 
 
-def bind(signature: Signature, entry: int, layout: int, owner: object, slow: Callable[..., Any],
+def bind(signature: Signature, entry: int, layout: int, owner: object, slow: Launch,
          refuse: Callable[[int, int, int], None], empty: Callable[..., torch.Tensor],
-         constants: Sequence[torch.Tensor] = ()) -> Callable[..., Any]:
+         constants: Sequence[torch.Tensor] = ()) -> Launch:
     """`slow`, done in C where that can be. `entry` and `layout` are addresses in a library that
     `owner` keeps loaded; `refuse` raises the error of a check."""
     module = glue()
     if module is None:
         return slow
     made = [kind.partition("/") for kind in signature.made]
-    bound: Callable[..., Any] = module.Stretch(
+    bound: Launch = module.Stretch(
         torch.Tensor.__dlpack_c_exchange_api__,
         entry, layout, tuple(map(kind_of, signature.kinds)), tuple(int(r) for _, _, r in made),
         tuple(CODES[dtype][2] for dtype, _, _ in made), signature.results, signature.boxed,

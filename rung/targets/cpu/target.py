@@ -58,8 +58,8 @@ class Cpu:
         path = folder() / library
         return bound(path, (), stretches) if is_whole(path) else None
 
-    def bind(self, signature: Signature, launch: Launch, slow: Callable[..., Any],
-             **rest: Any) -> Callable[..., Any]:
+    def bind(self, signature: Signature, launch: Launch, slow: Launch, **rest: Any
+             ) -> Launch:
         assert isinstance(launch, NativeStretch)
         return glue.bind(signature, launch.entry, launch.layout, launch.library, slow, **rest)
 

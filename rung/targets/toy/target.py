@@ -75,8 +75,8 @@ class Toy:
     def reload(self, library: str, stretches: Sequence[str]) -> Mapping[str, Launch] | None:
         return None
 
-    def bind(self, signature: Signature, launch: Launch, slow: Callable[..., Any],
-             **rest: Any) -> Callable[..., Any]:
+    def bind(self, signature: Signature, launch: Launch, slow: Launch, **rest: Any
+             ) -> Launch:
         return slow
 
     def call(self, kernel: Func) -> Callable[..., None]:
