@@ -77,6 +77,28 @@ class Unrolled:
         return Unrolled(tuple((names.get(name, name), count) for name, count in self.counts))
 
 
+@dataclass(frozen=True)
+class Raster:
+    """Blocks stay and take one tile of the grid after another, in bands of `group` rows."""
+
+    group: int
+
+    def __str__(self) -> str:
+        return f"raster {self.group}"
+
+    def implied(self, func: Func) -> bool:
+        return False
+
+    def renamed(self, names: Mapping[str, str]) -> Raster:
+        return self
+
+
+def read_raster(p: Cursor) -> Raster:
+    """`raster 8` to Raster."""
+    p.take("raster")
+    return Raster(p.integer())
+
+
 def read_unroll(p: Cursor) -> Unrolled:
     """`r<14, q<2` to Unrolled."""
     def one() -> tuple[str, int]:
@@ -317,4 +339,5 @@ def _verify_family(op: Op, unroll: Unroll) -> None:
             raise VerifyError(f"stores {op.value.type} to fewer elements", op)
 
 
-VOCABULARY = Vocabulary("kernel-ir", OPS, (("unroll", read_unroll),))
+VOCABULARY = Vocabulary("kernel-ir", OPS, (
+    ("unroll", read_unroll), ("persistent", read_raster)))

@@ -58,8 +58,12 @@ class Emitter:
     def source(self) -> str:
         """The function's text."""
         self._body(self.func.body, ())
+        self.finish()
         head = self.style.head.format(name=self.func.name, params=self._params())
         return "\n".join([head + " {", *self.lines, "}"])
+
+    def finish(self) -> None:
+        """What stands after the body."""
 
     def _params(self) -> str:
         written = {op_writes(op) for op in walk(self.func.body)}

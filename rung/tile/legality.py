@@ -81,12 +81,28 @@ class _Check:
         m = self.mapping
         if m.machine not in (self.machine.name, self.machine.name.split(".")[0]):
             refuse(f"the mapping is for {m.machine}, not {self.machine.name}")
+        if len(m.orders) > 1:
+            refuse(f"`{m.orders[0]}` and `{m.orders[1]}`")
         for order in m.orders:
-            if order.kind != "flat" or order.group:
-                refuse(f"`{order}`: blocks run in flat order only")
+            self.blocks(order)
         names = [v for p in m.places for v in p.values]
         if twice := {n for n in names if names.count(n) > 1}:
             refuse(f"{', '.join(sorted(twice))} is placed twice")
+
+    def blocks(self, order: tile.Order) -> None:
+        if order.kind == "flat" and order.group:
+            refuse(f"`{order}`: only blocks that stay are dealt tiles in bands")
+        if order.kind == "lpt":
+            refuse(f"`{order}`: the blocks of a kernel are equally long")
+        if order.kind == "flat":
+            return
+        if not self.machine.threaded:
+            refuse(f"`{order}`: {self.machine.name} has no blocks that could stay")
+        if self.mapping.roles:
+            refuse(f"`{order}`: the slots of roles would count on from tile to tile")
+        if order.group > 1 and sum(level == x.name for line in self.mapping.axes for level, _ in
+                                   line.splits for x in self.machine.levels if x.kind == GRID) < 2:
+            refuse(f"`{order}`: the grid has no rows and columns")
 
     def levels(self) -> None:
         for level in self.machine.levels:

@@ -20,7 +20,7 @@ from rung.core.machine import GRID, Machine
 from rung.core.op import Block, Builder, Func, Names, Op, Value, walk
 from rung.core.ops import Yield
 from rung.core.types import TensorType
-from rung.kernel.ir import For, If, Role, Roles, Unrolled
+from rung.kernel.ir import For, If, Raster, Role, Roles, Unrolled
 from rung.loop import ir as loop
 from rung.tile import mapping as tile
 from rung.tile.leaf import Leaf
@@ -80,7 +80,8 @@ def to_kernel(kernel: Func, machine: Machine) -> Func:
     """Kernel IR of a kernel under its mapping. Raises MappingError for what cannot be lowered."""
     mapping: tile.Mapping = kernel.attr("mapping")
     body, unroll = Walk(kernel, mapping, machine).run()
-    attrs = (("unroll", Unrolled(unroll)),) if unroll else ()
+    attrs: tuple[tuple[str, object], ...] = (("unroll", Unrolled(unroll)),) if unroll else ()
+    attrs += tuple((o.kind, Raster(max(1, o.group))) for o in mapping.orders if o.kind != "flat")
     return Func("kernel-ir", kernel.name, kernel.params, kernel.outs, body, attrs)
 
 

@@ -67,6 +67,14 @@ ROLES = {"relu_mm": """map relu_mm on cuda.sm90
   roles load x1, math x1
 """}
 """Mappings with roles, which no candidate has."""
+STAYS = """map relu_mm on cuda.sm90
+  i: grid *, thread 8
+  j: grid *, thread 16
+  k: pipe *, unroll 16
+  place x, w in shared at k.pipe pad 1 ring 2 by cp.async
+  order persistent raster 8
+"""
+"""Small tiles, so that blocks take several."""
 
 
 @dataclass
@@ -85,10 +93,12 @@ def cases(count: int) -> list[Case]:
         for dtype in ("f32", "bf16"):
             func = kernel(name, dtype, **sizes)
             given = [parse_mapping(ROLES[name])] if name in ROLES else []
+            given += [parse_mapping(STAYS)] if name == "relu_mm" else []
             given = [m for m in given if is_legal(func, m, SM90)]
             for mapping in (*given, *islice(candidates(func, SM90, known), count)):
                 mapped = func.with_attr("mapping", mapping)
                 label = f"{name}_{dtype}" + "_roles" * bool(mapping.roles)
+                label += "_stays" * bool(mapping.orders)
                 lowered = replace(to_kernel(mapped, SM90), name=f"k{len(found)}_{label}")
                 found.append(Case(mapped, lowered, dict(known)))
     return found

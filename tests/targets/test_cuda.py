@@ -8,10 +8,12 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from mapped import KERNELS, Anyhow, Late, difference, kernel
+from mapped import KERNELS, VOCABULARIES, Anyhow, Late, difference, kernel
 
 from rung.core.errors import TargetCompileError
 from rung.core.op import Func
+from rung.core.parse import parse_module
+from rung.kernel.ir import Raster
 from rung.kernel.moves import Engine
 from rung.targets.cuda.build import build, nvcc
 from rung.targets.cuda.emit import emit, launch_shape
@@ -118,6 +120,35 @@ def test_teams_compile_with_the_registers_they_ask_for(tmp_path: Path) -> None:
     made = build(emit(kernels), tmp_path)
     assert made.spills() == []  # notices too: ptxas tells if it ignores the registers
     assert made.log.count("Used 168 registers") == 2
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(7, 3), (8, 5), (1, 4), (3, 1)])
+def test_a_raster_visits_every_tile_once_in_bands(rows: int, columns: int) -> None:
+    func = kernel("relu_mm", M=32 * rows, K=8, N=32 * columns)
+    mapping = parse_mapping(GEMM + "  order persistent raster 4\n")
+    check(func, mapping, SM90)
+    lowered = to_kernel(func.with_attr("mapping", mapping), SM90)
+    assert launch_shape(lowered).stay
+    assert str(parse_module(str(lowered), VOCABULARIES)[0]) == str(lowered)
+    text = emit([lowered])
+    lines = re.findall(r"const long (\w+ = .*);", text[text.index("for (long block"):])
+    code = compile("\n".join(lines).replace("/", "//").replace("4l", "4"), "raster", "exec")
+    seen = []
+    for block in range(rows * columns):
+        at = {"block": block}
+        exec(code, at)
+        seen.append((at["ib"], at["jb"]))
+    want = [(i, j) for top in range(0, rows, 4) for j in range(columns)
+            for i in range(top, min(top + 4, rows))]
+    assert seen == want
+
+
+@needs_nvcc
+def test_blocks_that_stay_compile(tmp_path: Path) -> None:
+    made = [gemm(), gemm(M="s0", K=64, N=100)]
+    kernels = [replace(k, name=f"k{n}").with_attr("persistent", Raster(8))
+               for n, k in enumerate(made)]
+    assert build(emit(kernels), tmp_path).spills() == []
 
 
 def test_wide_copies_where_rows_are_aligned() -> None:

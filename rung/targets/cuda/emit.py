@@ -43,11 +43,15 @@ KINDS = {level.name: level.kind for level in SM90.levels}
 
 @dataclass(frozen=True)
 class Shape:
-    """How a kernel is launched: blocks (of the size symbols), threads, dynamic shared bytes."""
+    """How a kernel is launched: blocks (of the size symbols), threads, dynamic shared bytes.
+
+    Of `blocks` that stay, one on each SM is enough.
+    """
 
     blocks: Expr
     threads: int
     dynamic: int
+    stay: bool = False
 
 
 def launch_loops(func: Func, kind: str) -> list[For]:
@@ -61,7 +65,8 @@ def launch_shape(func: Func) -> Shape:
     for op in launch_loops(func, GRID):
         blocks = blocks * op.hi
     size = shared_bytes(func)
-    return Shape(blocks, sum(teams_of(func).values()), size if size > STATIC else 0)
+    return Shape(blocks, sum(teams_of(func).values()), size if size > STATIC else 0,
+                 func.attr("persistent") is not None)
 
 
 def threads_of(func: Func) -> int:
@@ -112,9 +117,41 @@ class CudaEmitter(Emitter):
         elif size:
             self.line(f"__shared__ __align__(16) unsigned char arena[{size}];")
         self.line("const int tid = threadIdx.x;")
-        self._digits(GRID, "blockIdx.x")
-        self._digits(THREAD, "tid")
+        if self.func.attr("persistent"):
+            self._digits(THREAD, "tid")
+            self._tiles(self.func.attr("persistent").group)
+        else:
+            self._digits(GRID, "blockIdx.x")
+            self._digits(THREAD, "tid")
         return super().source()
+
+    def _tiles(self, group: int) -> None:
+        """A loop over tiles: `group` rows of the last two grid axes go column by column, so that
+        blocks that run together share operands in the L2."""
+        loops = launch_loops(self.func, GRID)
+        blocks = self.c(launch_shape(self.func).blocks)
+        self.line(f"for (long block = blockIdx.x; block < {blocks}; block += gridDim.x) {{")
+        self.depth += 1
+        if group == 1 or len(loops) < 2:
+            self._digits(GRID, "block")
+            return
+        rows, columns = (self.c(op.hi) for op in loops[-2:])
+        band = f"{group} * ({columns})"
+        self.line(f"const long plane_ = block % (({rows}) * ({columns}));")
+        self.line(f"const long first_ = plane_ / ({band}) * {group};")
+        self.line(f"const long rows_ = min({group}l, ({rows}) - first_);")
+        self.line(f"const long {loops[-2].var} = first_ + plane_ % ({band}) % rows_;")
+        self.line(f"const long {loops[-1].var} = plane_ % ({band}) / rows_;")
+        inner = loops[-1].hi * loops[-2].hi
+        for op in reversed(loops[:-2]):
+            self.line(f"const long {op.var} = block / ({self.c(inner)}) % ({self.c(op.hi)});")
+            inner = inner * op.hi
+
+    def finish(self) -> None:
+        if self.func.attr("persistent"):
+            self.line("__syncthreads();  // the next tile uses the same arrays")
+            self.depth -= 1
+            self.line("}")
 
     def _digits(self, kind: str, index: str) -> None:
         """Declare the variables of grid or thread loops; the last one runs fastest."""
@@ -382,6 +419,8 @@ def emit(kernels: Sequence[Func]) -> str:
 
 def blocks_text(func: Func) -> str:
     """The number of blocks as a C expression of the size symbols."""
-    return to_source(launch_shape(func).blocks, lambda name: name)
+    shape = launch_shape(func)
+    text = to_source(shape.blocks, lambda name: name)
+    return f"({text} < {SM90.cores} ? {text} : {SM90.cores})" if shape.stay else text
 
 
