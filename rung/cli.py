@@ -108,6 +108,13 @@ def _repro(args: argparse.Namespace) -> Report:
     return ""
 
 
+def _certify(args: argparse.Namespace) -> Report:
+    from rung.tools import certify
+
+    with redirect_stdout(sys.stderr):
+        return certify.certify(args.build, args.dim, args.target)
+
+
 def _doctor(args: argparse.Namespace) -> Report:
     from rung.tools import doctor
 
@@ -176,6 +183,13 @@ def parser() -> Parser:
                        help="one kernel, as a dump for rung opt --run; as C where -o ends in .c")
     repro.add_argument("-o", dest="out", default="", metavar="FILE",
                        help="write this file, and the inputs beside it (default: stdout)")
+    certify = _command(commands, "certify", "compare a function with eager over ranges of sizes",
+                       _certify)
+    certify.add_argument("build", metavar="FILE.py:BUILD",
+                         help="BUILD(batch=3) returns (function or module, example arguments)")
+    certify.add_argument("--dim", action="append", default=[], metavar="NAME=LOW..HIGH",
+                         help="an argument of BUILD, and the sizes it may have, as batch=0..64")
+    _target_option(certify)
     _command(commands, "doctor", "tell whether this machine has what rung needs", _doctor)
     _bench_options(_command(commands, "bench", "measure against eager and Inductor", _bench))
     return made

@@ -41,14 +41,14 @@ def rung(capsys: pytest.CaptureFixture[str]):  # type: ignore[no-untyped-def]
 def test_help_lists_commands_options_and_variables(rung) -> None:
     code, out, err = rung("--help")
     assert (code, err) == (0, "")
-    for word in ("show", "explain", "opt", "bisect", "repro", "doctor", "bench", "RUNG_CACHE_DIR",
-                 "CC", *(f.name for f in fields(Options)), *MODES):
+    for word in ("show", "explain", "opt", "bisect", "repro", "certify", "doctor", "bench",
+                 "RUNG_CACHE_DIR", "CC", *(f.name for f in fields(Options)), *MODES):
         assert word in out
 
 
 @pytest.mark.parametrize(("args", "says"), [
     ((), "COMMAND"),
-    (("shw",), "'show', 'explain', 'opt', 'bisect', 'repro', 'doctor', 'bench'"),
+    (("shw",), "'show', 'explain', 'opt', 'bisect', 'repro', 'certify', 'doctor', 'bench'"),
     (("show",), "-c FILE.py:BUILD"),
     (("show", "-c", "torch.randn(3)", "--rung", "lop"), "'loop'"),
     (("show", "-c", "torch.randn(3).exp()", "--target", "gpu"), "cpu.avx2"),
@@ -57,6 +57,7 @@ def test_help_lists_commands_options_and_variables(rung) -> None:
     (("show", "nothing"), "FILE.py:BUILD"),
     (("opt", "missing.ir"), "missing.ir"),
     (("bench", "fast"), "pointwise"),
+    (("certify", "missing.py:build", "--dim", "batch=4"), "a range is like batch=0..64"),
     (("explain", "-c", "torch.randn(3) + 1", "--only", "loops"), "there are dynamo, guards"),
     (("explain", "-c", "torch.randn(3) + 1", "--again", "torch.rand("), "SyntaxError"),
     (("bench", "pointwise", "--against", "tvm"), "eager, inductor"),

@@ -19,7 +19,7 @@ from rung.frontends.torch import compat
 from rung.frontends.torch.backend import DECOMPOSED, as_it_is
 from rung.frontends.torch.importer import TORCH, Imported, import_graph
 from rung.runtime.tensors import cloned
-from rung.tools.given import SEED, Given, UserError, inputs_of
+from rung.tools.given import SEED, Args, Given, UserError, inputs_of
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def capture(given: Given, train: bool = False, inputs: bool = False) -> Capture:
     return found
 
 
-def _run(compiled: Callable[..., Any], args: tuple[Any, ...], train: bool) -> None:
+def _run(compiled: Callable[..., Any], args: Args, train: bool) -> None:
     if not train:
         with torch.no_grad():
             compiled(*args)

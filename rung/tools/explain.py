@@ -19,6 +19,7 @@ from rung.core.cost import Bound, bound
 from rung.core.errors import RungError
 from rung.core.op import Func
 from rung.core.trace import Event
+from rung.frontends.torch import compat
 from rung.program import memory
 from rung.program.ir import KernelCall, Module
 from rung.targets.base import Target, target
@@ -70,12 +71,12 @@ def _graphs(found: Capture) -> Iterator[str]:
     kinds = ", ".join(f"{count} {kind}" for kind, count in
                       Counter(g.kind for g in found.graphs).items())
     yield f"graphs: {kinds}; graph breaks: {len(found.breaks)}" + (
-        f"; recompiles: {len(found.recompiles)}" if found.recompiles else "")
+        f"; recompiles: {compat.recompiled(found.frames)}" if found.recompiles else "")
     for x in found.breaks:
         reason = [line.strip() for line in x.reason.splitlines() if line.strip()]
         yield f"  {x.line}: {reason[0]}"
         yield from (f"    {line}" for line in reason[1:4])
-    yield from (f"  recompiled because {x}" for x in found.recompiles)
+    yield from (f"  recompiled because {x}" for x in dict.fromkeys(found.recompiles))
 
 
 def _reached(graph: Graph, machine: Target, request: Request, whole: bool) -> Reached:

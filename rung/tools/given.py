@@ -13,7 +13,7 @@ import copy
 import linecache
 import runpy
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,8 @@ EXPRESSION = "<rung -c>"  # the file in the lines of an expression's ops
 SCOPE: dict[str, Any] = {"torch": torch, "nn": nn, "F": F}
 SITE = "<call>"  # starts the names that stand where such a call stood; no Python name does
 SEED = 0
+Function = Callable[..., Any]
+Args = tuple[Any, ...]
 
 
 class UserError(RungError):
@@ -47,9 +49,9 @@ class Given:
     """A function or module to compile, the arguments of one call, and those of later calls."""
 
     label: str
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    again: tuple[tuple[Any, ...], ...] = ()
+    function: Function
+    args: Args
+    again: tuple[Args, ...] = ()
 
 
 def from_expression(text: str) -> Given:
@@ -73,7 +75,7 @@ def from_expression(text: str) -> Given:
     return Given(source, function, tuple(values[name] for name in inputs))
 
 
-def arguments(text: str) -> tuple[Any, ...]:
+def arguments(text: str) -> Args:
     """The arguments of one more call, from an expression: a tuple of them, or the only one."""
     try:
         made = eval(text, dict(SCOPE))
@@ -150,11 +152,11 @@ def _parameters(names: Sequence[str]) -> ast.arguments:
     return ast.arguments([], [ast.arg(n) for n in names], None, [], [], None, [])
 
 
-def _function(names: Sequence[str], body: ast.expr, scope: dict[str, Any]) -> Callable[..., Any]:
+def _function(names: Sequence[str], body: ast.expr, scope: dict[str, Any]) -> Function:
     """`lambda NAMES: BODY`, with the expression's own line numbers."""
     made = ast.Lambda(_parameters(names), body)
     code = compile(ast.fix_missing_locations(ast.Expression(made)), EXPRESSION, "eval")
-    function: Callable[..., Any] = eval(code, dict(scope))
+    function: Function = eval(code, dict(scope))
     return function
 
 
@@ -183,6 +185,11 @@ def _is_module(made: Any) -> bool:
 
 def from_file(text: str) -> Given:
     """What `FILE.py:BUILD` builds; UserError names what is missing or of the wrong kind."""
+    return built(text, {})
+
+
+def built(text: str, sizes: Mapping[str, int]) -> Given:
+    """What `FILE.py:BUILD` builds, called with `sizes` by name."""
     path, _, name = text.rpartition(":")
     if not path or not name.isidentifier():
         raise UsageError(f"expected FILE.py:BUILD or -c EXPR, not {text!r}")
@@ -192,7 +199,7 @@ def from_file(text: str) -> Given:
         build = _defined(path, name)
         torch.manual_seed(SEED)
         try:
-            made = build()
+            made = build(**sizes)
         except Exception as error:
             raise UserError(f"{text}: {type(error).__name__}: {error}") from error
     match made:
@@ -204,7 +211,7 @@ def from_file(text: str) -> Given:
                     f"not {type(made).__name__}")
 
 
-def _defined(path: str, name: str) -> Callable[[], Any]:
+def _defined(path: str, name: str) -> Function:
     try:
         scope = runpy.run_path(path, run_name=Path(path).stem)
     except Exception as error:
@@ -213,7 +220,7 @@ def _defined(path: str, name: str) -> Callable[[], Any]:
         known = sorted(n for n, x in scope.items() if callable(x) and not n.startswith("_")
                        and getattr(x, "__module__", "") == Path(path).stem)
         raise UsageError(f"{path} has no function {name!r}; it has {', '.join(known) or 'none'}")
-    build: Callable[[], Any] = scope[name]
+    build: Function = scope[name]
     return build
 
 
@@ -230,6 +237,6 @@ class _importing_from:
         sys.path.remove(self.folder)
 
 
-def inputs_of(args: tuple[Any, ...]) -> Iterator[torch.Tensor]:
+def inputs_of(args: Args) -> Iterator[torch.Tensor]:
     """The tensors among arguments, nested ones too."""
     yield from (x for x in torch.utils._pytree.tree_leaves(args) if isinstance(x, torch.Tensor))

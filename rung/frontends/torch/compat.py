@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
+from itertools import accumulate
 from types import CodeType
 from typing import Any
 
@@ -230,6 +231,11 @@ def watched(function: Callable[..., Any], backend: Callable[..., Any], frames: l
     return compiled, hooks.register_bytecode_hook(rewritten)
 
 
+def recompiled(frames: Sequence[Frame]) -> int:
+    """How many of the frames were compiled again, as no earlier graph fitted the arguments."""
+    return len(frames) - len({f.old for f in frames})
+
+
 def decomposed(gm: fx.GraphModule) -> dict[str, list[str]]:
     """Operators that torch wrote out in terms of others, with the operators that stand for them."""
     found: dict[str, list[str]] = {}
@@ -253,6 +259,19 @@ def keeps_graph() -> bool:
     """Whether the running backward pass leaves its graph for another one."""
     kept: bool = torch._C._autograd._get_current_graph_task_keep_graph()
     return kept
+
+
+def peak_bytes(call: Callable[[], Any], before: Callable[[], None]) -> int:
+    """The most memory that a call held of what torch allocated for it, after `before`."""
+    call()
+    before()
+    profiler: Any = torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
+    with profiler:
+        call()
+    events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
+    held = accumulate(e.nbytes() for e in sorted(events, key=lambda e: e.start_ns()))
+    return max(held, default=0)
 
 
 def size_expr(size: torch.SymInt) -> Any:

@@ -1,0 +1,225 @@
+"""`rung certify`: a user's own function over declared ranges of sizes, against eager and float64.
+
+`BUILD(batch=3)` gives the function and arguments of one size; the first function that it gives is
+compiled once and called with the arguments of all sizes: the ends of each range, 0 and 1, numbers
+about powers of two, with other strides, with one tensor as two arguments, with other seeds.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import nn
+
+from rung.frontends.torch import compat
+from rung.frontends.torch.backend import rung
+from rung.runtime import pool
+from rung.runtime.tensors import cloned
+from rung.tools.given import Args, Function, Given, UsageError, built, inputs_of
+from rung.tools.measure import alternate, median
+
+SEEDS = 3
+MOST = 12  # sizes tried of one range, and failures told
+WORSE = 4.0  # times eager's own error against float64
+BOUNDS = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 2e-2}
+
+
+@dataclass
+class Report:
+    """What was tried; `failures` has a line each."""
+
+    calls: int = 0
+    failures: list[str] = field(default_factory=list)
+    frames: list[compat.Frame] = field(default_factory=list)
+    recompiles: list[str] = field(default_factory=list)
+
+
+def certify(text: str, dims: Sequence[str], machine: str = "cpu") -> tuple[str, bool]:
+    """The report, and whether every call was right. UsageError for a range that is none."""
+    ranges = dict(map(_range, dims))
+    report, largest = Report(), {name: high for name, (_, high) in ranges.items()}
+    given = built(text, largest)
+    torch._dynamo.reset()
+
+    def backend(gm: Any, examples: Sequence[Any]) -> Any:
+        return rung(gm, examples, options={"target": machine, "strict": False})
+    compiled, watch = compat.watched(given.function, backend, report.frames, report.recompiles)
+    config: Any = torch._dynamo.config
+    try:
+        with config.patch(recompile_limit=1 << 20):  # past the limit Dynamo would run eager
+            for where, args, seed in _calls(text, ranges):
+                report.calls += 1
+                if wrong := _wrong(given.function, compiled, args, seed):
+                    report.failures.append(f"{where}: {wrong}")
+            return _text(report, given, largest, compiled), not report.failures
+    finally:
+        watch.remove()
+        torch._dynamo.reset()
+
+
+def _calls(text: str, ranges: Mapping[str, tuple[int, int]]) -> Iterator[tuple[str, Args, int]]:
+    """(name, arguments, seed) of every call to try."""
+    for sizes in _sizes(ranges):
+        for name, args in _variants(built(text, sizes).args):
+            for seed in range(SEEDS if name == "as given" else 1):
+                title = [*(f"{n}={size}" for n, size in sizes.items()), name, f"seed {seed}"]
+                yield ", ".join(title), args, seed
+
+
+def _range(text: str) -> tuple[str, tuple[int, int]]:
+    """`batch=0..64` as a name and two numbers."""
+    name, _, rest = text.partition("=")
+    low, dots, high = rest.partition("..")
+    if not (name.isidentifier() and dots and low.isdigit() and high.isdigit()
+            and int(low) <= int(high)):
+        raise UsageError(f"a range is like batch=0..64, not {text!r}")
+    return name, (int(low), int(high))
+
+
+def _sizes(ranges: Mapping[str, tuple[int, int]]) -> Iterator[dict[str, int]]:
+    """All at their ends, then each over its range while the others are in the middle."""
+    if not ranges:
+        yield {}
+        return
+    middle = {name: (low + high + 1) // 2 for name, (low, high) in ranges.items()}
+    ends = ({name: r[end] for name, r in ranges.items()} for end in (1, 0))
+    one = (middle | {name: size} for name, r in ranges.items() for size in _interesting(*r))
+    seen: list[dict[str, int]] = []
+    for sizes in chain(ends, one):
+        if sizes not in seen:
+            seen.append(sizes)
+            yield sizes
+
+
+def _interesting(low: int, high: int) -> list[int]:
+    """Ends, 0, 1, and numbers at and about powers of two: full vectors, and tails of them."""
+    about = (n + d for n in (2, 4, 8, 16, 32, 64, 256, 1024) for d in (-1, 0, 1))
+    found = dict.fromkeys(n for n in (low, high, 0, 1, high - 1, *about) if low <= n <= high)
+    return sorted(list(found)[:MOST])
+
+
+def _variants(args: Args) -> Iterator[tuple[str, Args]]:
+    """The arguments as given, laid out otherwise, and with one tensor in two places."""
+    yield "as given", args
+    tensors = [n for n, x in enumerate(args) if isinstance(x, torch.Tensor)]
+    if any(args[n].ndim for n in tensors):
+        yield "strided", tuple(_strided(x) for x in args)
+    same = [(a, b) for a in tensors for b in tensors if a < b and args[a].shape == args[b].shape
+            and args[a].dtype == args[b].dtype]
+    if same:
+        (a, b), *_ = same
+        yield "aliased", tuple(args[a] if n == b else x for n, x in enumerate(args))
+
+
+def _strided(x: Any) -> Any:
+    """The same numbers, every second element of a longer last dimension."""
+    if not isinstance(x, torch.Tensor) or not x.ndim:
+        return x
+    wide = x.new_zeros((*x.shape[:-1], 2 * x.shape[-1]))
+    wide[..., ::2] = x.detach()
+    return wide[..., ::2]
+
+
+# --- one call
+
+def _wrong(function: Function, compiled: Function, args: Args,
+           seed: int) -> str:
+    """What is wrong with a call, or ""."""
+    ours, mine = _result(compiled, args, seed)
+    eagers, theirs = _result(function, args, seed)
+    if isinstance(ours, Exception) or isinstance(eagers, Exception):
+        a, b = (type(x).__name__ if isinstance(x, Exception) else "a result"
+                for x in (ours, eagers))
+        return "" if a == b else f"{a} where eager gives {b}"
+    if len(ours) != len(eagers):
+        return f"{len(ours)} results where eager gives {len(eagers)}"
+    pairs = list(zip([*ours, *mine], [*eagers, *theirs], strict=True))
+    for n, (a, b) in enumerate(pairs):
+        if (a.shape, a.dtype, a.stride()) != (b.shape, b.dtype, b.stride()) and a.numel():
+            return f"result {n} is {_kind(a)} where eager's is {_kind(b)}"
+    off = [n for n, (a, b) in enumerate(pairs)
+           if _error(a, b) > BOUNDS.get(b.dtype, 0.0) * max(_largest(b), 1e-30)]
+    return _against_float64(function, args, seed, pairs, off) if off else ""
+
+
+def _against_float64(function: Function, args: Args, seed: int,
+                     pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], off: list[int]) -> str:
+    """Of the results that differ from eager's, the first that is also further from float64."""
+    wide = function
+    if isinstance(function, nn.Module):
+        wide = copy.deepcopy(function).double()
+    doubled = tuple(x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+                    for x in args)
+    exact, _ = _result(wide, doubled, seed)
+    for n in off:
+        ours, eagers = pairs[n]
+        known = not isinstance(exact, Exception) and n < len(exact)
+        if known and _error(ours, exact[n]) <= WORSE * _error(eagers, exact[n]):
+            continue
+        return f"result {n} is {_error(ours, eagers):.3g} off, of {_largest(eagers):.3g}"
+    return ""
+
+
+def _result(function: Function, args: Args, seed: int
+            ) -> tuple[Any, list[torch.Tensor]]:
+    """The tensors that a call gives, or the exception that it raises; arguments afterwards."""
+    given = cloned(args)
+    torch.manual_seed(seed)
+    try:
+        with torch.no_grad():
+            out = function(*given)
+    except Exception as error:  # whatever the user's function raises: both must do the same
+        return error, []
+    return list(inputs_of((out,))), list(inputs_of(tuple(given)))
+
+
+def _error(a: torch.Tensor, b: torch.Tensor) -> float:
+    if a.shape != b.shape or not torch.equal(a.isnan(), b.isnan()):
+        return float("inf")
+    wide = torch.complex128 if a.is_complex() else torch.float64
+    apart = torch.where(a == b, 0, (a.to(wide) - b.to(wide)).abs()).nan_to_num(0, torch.inf)
+    return float(apart.max()) if apart.numel() else 0.0
+
+
+def _largest(x: torch.Tensor) -> float:
+    finite = x.abs()[x.isfinite()] if x.is_floating_point() or x.is_complex() else x.abs() \
+        if x.dtype != torch.bool else x
+    return float(finite.max()) if finite.numel() else 0.0
+
+
+def _kind(x: torch.Tensor) -> str:
+    return f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)} with strides {list(x.stride())}"
+
+
+# --- the report
+
+def _text(report: Report, given: Given, sizes: Mapping[str, int],
+          compiled: Function) -> str:
+    """All of it; memory and time are those of the largest size."""
+    wrong = len(report.failures)
+    lines = [f"{given.label}: {report.calls} calls, {wrong} wrong"]
+    lines += [f"  {x}" for x in report.failures[:MOST]]
+    lines += [f"  and {wrong - MOST} more"] if wrong > MOST else []
+    lines.append(f"graphs: {len(report.frames)}, recompiles: {compat.recompiled(report.frames)}")
+    lines += [f"  {x}" for x in dict.fromkeys(report.recompiles)]
+    runs = {"rung": compiled, "eager": given.function}
+
+    def call(run: Function) -> Callable[[], Any]:
+        return torch.no_grad()(lambda: run(*given.args))
+    try:
+        times = {n: median(t) for n, t in alternate({n: call(r) for n, r in runs.items()},
+                                                    rounds=5, sample=5e-3).items()}
+        memory = {n: compat.peak_bytes(call(r), pool.clear) for n, r in runs.items()}
+    except Exception as error:  # the largest size fails in eager too, or it was told above
+        return "\n".join([*lines, f"not measured: {type(error).__name__}: {error}", ""])
+    at = ", ".join(f"{n}={size}" for n, size in sizes.items())
+    lines.append(f"a warm call{' at ' + at if at else ''}: " + "; ".join(
+        f"{n} {times[n] * 1e3:.3f} ms, peak {memory[n] / 1024:.1f} KiB" for n in runs))
+    if times["rung"] > 1.05 * times["eager"]:
+        lines.append(f"slower than eager, {times['rung'] / times['eager']:.2f} times")
+    return "\n".join([*lines, "certified" if not wrong else "not certified", ""])
