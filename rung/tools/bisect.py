@@ -7,7 +7,7 @@ elsewhere. Around the passes stand torch's own results, above, and those of the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from rung.runtime.tensors import cloned
 from rung.targets.base import target
 from rung.tools import check
 from rung.tools.capture import Graph, capture
+from rung.tools.check import Arrays
 from rung.tools.given import SEED, Given, UserError
 from rung.tools.show import Request, context_of
 
@@ -93,7 +94,7 @@ def steps(graph: Graph, context: Context) -> Iterator[Step]:
         yield _step(SOURCE, new, compiled(graph, modules, context), rounded)
 
 
-def _step(name: str, old: Sequence[Any], new: Sequence[Any], bound: float) -> Step:
+def _step(name: str, old: Arrays, new: Arrays, bound: float) -> Step:
     found = check.difference(old, new, bound)
     return Step(name, str(found) if found else "")
 
@@ -114,7 +115,7 @@ def by_torch(graph: Graph) -> list[Any]:
     return [to_numpy(x) for x in (*tensors, *args, *graph.imported.constants)]
 
 
-def _by_oracles(module: Module, arrays: Sequence[Any]) -> list[Any]:
+def _by_oracles(module: Module, arrays: Arrays) -> list[Any]:
     torch.manual_seed(SEED)
     with np.errstate(all="ignore"):
         return check.results(module, arrays)

@@ -23,6 +23,7 @@ from rung.kernel.ir import run_kernel_ir
 from rung.loop.ir import run_kernel
 from rung.program.ir import Apply, KernelCall, Module
 
+Arrays = Sequence[Any]
 TOLERANCE = {F64: 1e-9, F32: 1e-3, F16: 1e-2, BF16: 2e-2}
 LIMIT = 1 << 22  # elements over which a pass is not compared: the oracles are slow
 
@@ -31,7 +32,7 @@ class WrongResult(RungError):
     """A pass changed what a module computes."""
 
 
-def compare(before: Module, after: Module, inputs: Sequence[Any], exact: bool, where: str) -> None:
+def compare(before: Module, after: Module, inputs: Arrays, exact: bool, where: str) -> None:
     """Raise WrongResult unless both give the same on `inputs`: bits, or up to roundings."""
     with np.errstate(all="ignore"):
         old, new = results(before, inputs), results(after, inputs)
@@ -51,7 +52,7 @@ class Difference:
         return f"result {self.number} by {self.error:.3g} of {self.size:.3g}"
 
 
-def difference(old: Sequence[Any], new: Sequence[Any], bound: float) -> Difference | None:
+def difference(old: Arrays, new: Arrays, bound: float) -> Difference | None:
     """The first result that is not the same bits, nor within `bound` of its largest element; what
     is left of larger numbers that cancel counts as at least a thousandth of those."""
     noise = 1e-3 * max(map(_size, old), default=0.0)
@@ -80,13 +81,13 @@ def tolerance(module: Module) -> float:
                 if isinstance(v.type, TensorType)), default=0.0)
 
 
-def results(module: Module, inputs: Sequence[Any]) -> list[Any]:
+def results(module: Module, inputs: Arrays) -> list[Any]:
     """What the module returns, and its arguments afterwards."""
     given = [np.array(x) for x in inputs]
     return [*map(np.array, _run(module, module.main, given)), *given]
 
 
-def _run(module: Module, program: Func, inputs: Sequence[Any]) -> tuple[Any, ...]:
+def _run(module: Module, program: Func, inputs: Arrays) -> tuple[Any, ...]:
     shapes = [(p.type.shape, np.shape(x)) for p, x in zip(program.params, inputs, strict=True)
               if isinstance(p.type, TensorType)]
     interp = Interp(bind_sizes(shapes))
@@ -95,17 +96,17 @@ def _run(module: Module, program: Func, inputs: Sequence[Any]) -> tuple[Any, ...
         if isinstance(param.type, IndexType):
             interp.symbols[param.name] = int(x)
 
-    def kernel(op: KernelCall, operands: Sequence[Any], interp: Interp) -> Any:
+    def kernel(op: KernelCall, operands: Arrays, interp: Interp) -> Any:
         return _kernel(module.kernel(op.callee), op, operands, interp)
 
-    def apply(op: Apply, operands: Sequence[Any], interp: Interp) -> Any:
+    def apply(op: Apply, operands: Arrays, interp: Interp) -> Any:
         return _one(_run(module, module.program(op.callee), operands))
 
     interp.callees |= {"kernel": kernel, "apply": apply, "call": oracle._call}
     return tuple(interp.block(program.body))
 
 
-def _kernel(func: Func, op: KernelCall, operands: Sequence[Any], interp: Interp) -> Any:
+def _kernel(func: Func, op: KernelCall, operands: Arrays, interp: Interp) -> Any:
     """Results: the new states of `updates`, in their own arrays, then the outputs."""
     arrays: dict[str, Any] = {}
     for param, array in zip(func.params, operands, strict=True):
