@@ -23,7 +23,8 @@ from rung.core.options import Options
 PASSED, FAILED, USAGE, PIPE, INTERRUPTED = 0, 1, 2, 141, 130
 RUNGS = ("torch", "program", "tensor", "loop", "tile", "kernel", "source")
 SECTIONS = ("dynamo", "guards", "bytecode", "functional", "aten", "decompositions", "saved",
-            "passes", "fusions", "kernels", "plan", "costs", "model")
+            "passes", "fusions", "kernels", "splits", "plan", "costs",
+            "model")
 Report = str | tuple[str, bool]  # the text for stdout, and whether it reports no failure
 Result = TypeVar("Result", bound=Report)
 

@@ -33,7 +33,7 @@ from rung.core.types import TensorType
 from rung.core.verify import verify
 from rung.frontends.torch import aten
 from rung.kernel import ir as kernel_ir
-from rung.loop import canonical, fuse, merge_folds, normalize
+from rung.loop import canonical, fuse, merge_folds, normalize, split
 from rung.loop import ir as loop_ir
 from rung.loop import simplify as loop_simplify
 from rung.program import ir as program_ir
@@ -164,6 +164,16 @@ def _to_kernel(kernel: Func, context: Context) -> Func:
     return _lowered.get(kernel) or to_kernel.to_kernel(kernel, context.machine)
 
 
+def _split(module: Module, context: Context) -> Module:
+    """Kernels that the user mapped stay whole."""
+    own = tuple(k for k in module.kernels if k.name in context.mappings)
+
+    def price(kernel: Func) -> tuple[float, float]:
+        cost = _choice(kernel, context).price
+        return cost.seconds, cost.cores if kernel not in own else context.machine.cores
+    return split.split(module, price, context.machine.cores)
+
+
 PASSES = (
     Pass("program", "outline", lambda m, _: outline.outline(m.main), "exact",
          "first, so that everything after it sees a repeated layer once"),
@@ -192,9 +202,11 @@ PASSES = (
     Pass("loop", "reinplace", lambda m, _: reinplace.reinplace(m), "exact",
          "once it is settled which kernel writes what"),
     Pass("loop", "merge_axes", _kernels(lambda k, _: normalize.merge_axes(k)), "exact",
-         "last of what changes nests: nothing will split an axis again"),
+         "once nothing but `split` changes nests"),
     Pass("loop", "canonical", lambda m, _: canonical.canonical(m), "exact",
          "names from structure, so that equal kernels are one from here on"),
+    Pass("loop", "split", _split, "reassociates",
+         "under the kernels' final names, so that what stays whole is priced once"),
     Pass("tile", "choose", _kernels(_mapped), "exact",
          "a mapping belongs to a structure, not to a call"),
     Pass("kernel", "to_kernel", _kernels(_to_kernel), "reassociates",

@@ -4,48 +4,163 @@
     y[] = s                              s = fold add ws[p] over p 8;         y[] = s
 
 The partial kernel has a further parallel axis p; the merge kernel is the old one with the fold
-replaced by the carrier's merge of the states. Reassociates.
+replaced by the carrier's merge of the states. Reassociates. Legality is `can_split`, policy `plan`
+(cores that one launch leaves idle, and prices), mechanism `split_fold`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import TypeAlias
 
+from rung.core import origins, trace
 from rung.core.cost import behind
+from rung.core.errors import RungError
 from rung.core.expr import ZERO, Expr, sym
 from rung.core.op import Func, Op, Value
-from rung.core.ops import Const, Map
+from rung.core.ops import Cast, Const, Map
 from rung.core.scalar import MONOIDS
 from rung.core.types import TensorType, axes_of, dtype_of
 from rung.loop.emit import Copier, Declined, Emitter
 from rung.loop.ir import Contract, Fold, Load, Store, extents_of
+from rung.loop.merge_folds import merge
+from rung.program.ir import KernelCall, Module
 
 Halves = tuple[Func, Func, tuple[TensorType, ...]]
+Reason: TypeAlias = str
+Price = Callable[[Func], tuple[float, float]]  # seconds of a launch, and cores that it keeps busy
+BUSY = 0.95  # of the cores at work is as good as all
+GAIN = 0.8  # of the unsplit launch's time is the most that two may take
+SHORT = 256  # steps of a fold that are not worth a part
+MORE = (1, 2, 4)  # times as many parts as would keep each core busy
 
+
+# --- legality
+
+def can_split(kernel: Func, axis: str) -> Reason | None:
+    """Why the folds over `axis` cannot be split; None if they can."""
+    folds = _folds(kernel, axis)
+    made = {r: op for op in kernel.body.ops for r in op.results}
+    if not folds:
+        return f"nothing folds over {axis}"
+    if any(inner in folds for op in folds for inner in behind(op, made)):
+        return f"one fold over {axis} reads another's result"
+    return None
+
+
+def _folds(kernel: Func, axis: str) -> list[Op]:
+    return [op for op in kernel.body.ops if isinstance(op, Fold | Contract) and op.axis == axis]
+
+
+# --- policy
+
+@dataclass(frozen=True)
+class Plan:
+    """Two launches for one, their modelled seconds and those of the one."""
+
+    axis: str
+    parts: int
+    halves: Halves
+    seconds: float
+    whole: float
+
+    def __str__(self) -> str:
+        return (f"{self.whole * 1e6:.1f} -> {self.seconds * 1e6:.1f} us, {self.axis} in "
+                f"{self.parts} parts")
+
+
+def plan(kernel: Func, price: Price, cores: int) -> Plan | None:
+    """The cheapest way to split a fold whose launch leaves cores idle, if it clearly pays."""
+    axes = dict.fromkeys(op.axis for op in kernel.body.ops if isinstance(op, Fold | Contract))
+    if cores == 1 or not axes:
+        return None
+    seconds, busy = price(kernel)
+    if busy >= BUSY * cores:
+        return None
+    found: list[Plan] = []
+    for axis in axes:
+        for parts in dict.fromkeys(ceil(cores / busy) * n for n in MORE):
+            found += _plans(kernel, axis, parts, price, seconds)
+    for one in found:
+        trace.emit("priced", "split", kernel.name, str(one))
+    best = min(found, key=lambda one: one.seconds, default=None)
+    return best if best and best.seconds < GAIN * seconds else None
+
+
+def _plans(kernel: Func, axis: str, parts: int, price: Price, whole: float) -> Iterator[Plan]:
+    """The split of one axis into `parts`, as it is or with its folds merged into one."""
+    size = extents_of(kernel)[axis].const_value
+    if size is not None and size < SHORT * parts:
+        return
+    for made in dict.fromkeys((kernel, merge(kernel))):
+        try:
+            halves = split_fold(made, axis, parts)
+            yield Plan(axis, parts, halves, sum(price(k)[0] for k in halves[:2]), whole)
+        except RungError as error:
+            trace.emit("declined", "split", kernel.name, str(error))
+
+
+# --- the pass
+
+def split(module: Module, price: Price, cores: int) -> Module:
+    """The module with folds split across launches where one launch would leave cores idle."""
+    plans = {k.name: found for k in module.kernels if (found := plan(k, price, cores))}
+    if not plans:
+        return module
+    for name, one in plans.items():
+        trace.emit("fired", "split", name, str(one))
+    kernels = [k for old in module.kernels for k in (
+        plans[old.name].halves[:2] if old.name in plans else (old,))]
+    programs = [p.with_ops([new for op in p.body.ops for new in _launches(op, plans, module)])
+                for p in module.programs]
+    return Module(tuple(programs), tuple(kernels))
+
+
+def _launches(op: Op, plans: dict[str, Plan], module: Module) -> Iterator[Op]:
+    """A call of a kernel that was split as its two launches; any other op as it is."""
+    if not isinstance(op, KernelCall) or op.callee not in plans:
+        yield op
+        return
+    first, second, spaces = plans[op.callee].halves
+    given = dict(zip((p.name for p in module.kernel(op.callee).params), op.args, strict=True))
+    states = tuple(Value(f"{op.results[0].name}_{v.name}", t)
+                   for v, t in zip(first.outs, spaces, strict=True))
+    origins.derive(states, op.results)
+    given |= {v.name: state for v, state in zip(first.outs, states, strict=True)}
+    yield KernelCall(first.name, tuple(given[p.name] for p in first.params), (), spaces,
+                     results=states)
+    yield replace(op, callee=second.name, args=tuple(given[p.name] for p in second.params))
+
+
+# --- mechanism
 
 def split_fold(kernel: Func, axis: str, parts: int) -> Halves:
     """(partial kernel, merge kernel, types of the workspaces that connect them).
 
     The workspaces are the partial kernel's outputs and the merge kernel's last parameters. Raises
-    Declined when folds over `axis` read each other (merge them first).
+    Declined for what `can_split` refuses.
     """
-    folds = [op for op in kernel.body.ops if isinstance(op, Fold | Contract) and op.axis == axis]
-    if not folds:
-        raise Declined(f"nothing folds over {axis}")
-    made = {r: op for op in kernel.body.ops for r in op.results}
-    if any(inner in folds for op in folds for inner in behind(op, made)):
-        raise Declined(f"one fold over {axis} reads another's result")
+    if reason := can_split(kernel, axis):
+        raise Declined(reason)
+    folds = _folds(kernel, axis)
     spaces = _workspaces(kernel, folds, parts)
     return (_partial(kernel, folds, axis, parts, spaces), _merge(kernel, folds, parts, spaces),
             tuple(t for v in spaces.values() if isinstance(t := v.type, TensorType)))
 
 
 def _workspaces(kernel: Func, folds: Sequence[Op], parts: int) -> dict[Value, Value]:
-    """For each state of each fold the buffer [parts, free axes] that it goes through."""
+    """For each state of each fold the buffer [parts, free axes of the fold] that it goes through:
+    the narrower states of a carrier are kept once for each point, so that one nest stores all."""
     extents = extents_of(kernel)
-    states = [r for op in folds for r in op.results]
+    states = [(r, _free(op)) for op in folds for r in op.results]
     return {r: Value(f"ws{n}", TensorType(dtype_of(r.type), (
-        Expr.of(parts), *(extents[a] for a in axes_of(r.type))))) for n, r in enumerate(states)}
+        Expr.of(parts), *(extents[a] for a in axes)))) for n, (r, axes) in enumerate(states)}
+
+
+def _free(op: Op) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(a for r in op.results for a in axes_of(r.type)))
 
 
 def _partial(kernel: Func, folds: Sequence[Op], axis: str, parts: int,
@@ -64,11 +179,12 @@ def _partial(kernel: Func, folds: Sequence[Op], axis: str, parts: int,
     for op in kernel.body.ops:
         if id(op) in needed:
             copier.op(op)
-    for state, space in spaces.items():
-        subs = (sym(part), *(sym(a) for a in axes_of(state.type)))
-        out.add(Store(space, subs, copier.values[state]))
+    for op in folds:
+        subs = (sym(part), *(sym(a) for a in _free(op)))
+        for state in op.results:
+            out.add(Store(spaces[state], subs, copier.values[state]))
     buffers = {op.buf for op in out.ops if isinstance(op, Load)}
-    return out.kernel(f"{kernel.name}_part", [p for p in kernel.params if p in buffers],
+    return out.kernel(f"{kernel.name}_part{parts}", [p for p in kernel.params if p in buffers],
                       spaces.values())
 
 
@@ -91,10 +207,22 @@ class _Chunk(Copier):
         return Fold(new.carrier, (self.valid(first, neutral), *rest), self.inner, extent, new.acc)
 
     def valid(self, value: Value, neutral: float | int | bool) -> Value:
-        if not self.mask:
+        if not self.mask or (neutral == 0 and self.zero(value)):
             return value
         return self.out.where(self.mask, value,
                               self.out.one(Const(neutral, dtype_of(value.type))))
+
+
+    def zero(self, value: Value) -> bool:
+        """Whether a value is 0 behind the end because the loads that it comes from are."""
+        match next((op for op in self.out.ops if value in op.results), None):
+            case Load() as load:
+                return load.fill == 0 and set(self.mask) <= set(load.mask)
+            case Cast(x=x):
+                return self.zero(x)
+            case Map("mul", args):
+                return all(map(self.zero, args))
+        return False
 
 
 def _merge(kernel: Func, folds: Sequence[Op], parts: int, spaces: dict[Value, Value]) -> Func:
@@ -106,12 +234,13 @@ def _merge(kernel: Func, folds: Sequence[Op], parts: int, spaces: dict[Value, Va
         if op not in folds:
             copier.op(op)
             continue
-        states = [out.one(Load(spaces[r], (sym(part), *(sym(a) for a in axes_of(r.type)))))
-                  for r in op.results]
+        subs = (sym(part), *(sym(a) for a in _free(op)))
+        states = [out.one(Load(spaces[r], subs)) for r in op.results]
         copier.values.update(zip(op.results, _merged(out, op, states, part), strict=True))
-    used = {v for op in out.ops for v in op.operands()}
-    params = [p for p in kernel.params if p in used]
-    return out.kernel(f"{kernel.name}_merge", [*params, *spaces.values()], kernel.outs)
+    made = out.kernel(f"{kernel.name}_merge{parts}", [*kernel.params, *spaces.values()],
+                      kernel.outs)
+    used = {v for op in made.body.ops for v in op.operands()}
+    return replace(made, params=tuple(p for p in made.params if p in used))
 
 
 def _merged(out: Emitter, op: Op, states: list[Value], part: str) -> list[Value]:

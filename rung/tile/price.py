@@ -2,6 +2,8 @@
 
     time = max(vector operations, bytes to each cache level / its rate) / cores + start
 
+A statement outside of every parallel loop has one core.
+
 Operations are counted at the leaves: a value over the unrolled axes r, q costs r*q vectors in each
 step of its statement's nest, so register blocking, broadcast loads and short dependency chains
 show. A level's traffic is the footprint of the outermost loops that fit in it, times their steps.
@@ -13,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from math import ceil, prod
+from math import ceil, inf, prod
 
 from rung.core.expr import Expr
 from rung.core.machine import GRID, THREAD, UNROLL, VECTOR, Machine
@@ -35,11 +37,12 @@ DEFAULT_SIZE = 64  # what a symbolic size is taken to be without a hint
 
 @dataclass(frozen=True)
 class Price:
-    """Seconds, and what they are made of."""
+    """Seconds, what they are made of, and how many cores the launch keeps busy."""
 
     seconds: float
     compute: float
     traffic: tuple[tuple[str, float], ...]
+    cores: float = inf
 
     def __str__(self) -> str:
         parts = [f"compute {self.compute * 1e6:.1f} us"]
@@ -68,24 +71,26 @@ class _Pricing:
             count = prod(s.size or 1 for s in inner if s.kind == UNROLL)
             self.units[axis] = min(count, ceil(self.sizes[axis] / self.lanes[axis]))
         self.threads = [s for s in self.nest.all() if s.kind == THREAD]
+        self.parallel = {s.axis for s in self.nest.all() if s.kind == GRID}
         self.used = {u.contraction for u in mapping.uses}
         self.defs = {r: op for op in kernel.body.ops for r in op.results}
         self.accesses = [op for op in kernel.body.ops if isinstance(op, loop.Load | loop.Store)]
 
     def total(self) -> Price:
         cores = self._cores()
-        compute = self._compute() * self._slot() / cores / self._busy()
+        compute = self._compute(cores) * self._slot() / self._busy()
         traffic = tuple(self._traffic(cores))
         seconds = max(compute, *(t for _, t in traffic)) + 0.3 * compute
         start = self.machine.rates.launch + (FORK if cores > 1 else 0)
-        return Price(seconds + start, compute, traffic)
+        return Price(seconds + start, compute, traffic, self._compute(1) / self._compute(cores))
 
     def _slot(self) -> float:
         """Seconds of one vector operation at full throughput."""
         return 2 * self.machine.lanes / self.machine.rates.flops["f32"]
 
     def _cores(self) -> float:
-        steps = [self._trips(s.axis, s.step, s.size) for s in self.nest.all() if s.kind == GRID]
+        steps = [min(self._trips(s.axis, s.step, s.size), ceil(self.sizes[s.axis] / s.step))
+                 for s in self.nest.all() if s.kind == GRID]
         most = prod(steps) if steps else 1
         cores = self.machine.cores
         return most / ceil(most / cores) if most > 1 else 1
@@ -100,9 +105,14 @@ class _Pricing:
         return size if size is not None else ceil(self.sizes[axis] / step)
 
     # ---- operations
-    def _compute(self) -> float:
-        work = sum(self._statement(op) for op in self.kernel.body.ops if self._is_stmt(op))
+    def _compute(self, cores: float) -> float:
+        work = sum(self._statement(op) / (cores if self._shared(op) else 1)
+                   for op in self.kernel.body.ops if self._is_stmt(op))
         return work * self._spill()
+
+    def _shared(self, op: Op) -> bool:
+        """Whether some parallel loop is around a statement or an access."""
+        return bool(self.parallel.intersection(nest_of(op))) or self._around(op) > 0
 
     def _spill(self) -> float:
         """How much slower the work is when accumulators and operands exceed the registers."""
@@ -202,14 +212,16 @@ class _Pricing:
         """Seconds that each memory behind a cache needs."""
         spaces = self.machine.spaces
         depths = range(len(self.nest.loops) + 1)
+        together = {x for op in self.kernel.body.ops if self._is_stmt(op) and self._shared(op)
+                    for x in (op, *self._needs(op))}
         for cache, behind in pairwise(spaces):
             fits = next((d for d in depths if self._footprint(d) <= 1.5 * cache.bytes), depths[-1])
             trips = prod(self._trips(s.axis, s.step, s.size) for s in self.nest.loops[:fits])
             waste = behind is not spaces[1]  # the nearest cache serves any line equally well
-            moved = trips * sum(self._bytes(x, fits) * (self._derate(x) if waste else 1)
-                                for x in self.accesses)
             shared = cores if behind.owner else 1 + (cores - 1) * 0.8
-            yield behind.name, moved / behind.rate / shared
+            moved = trips * sum(self._bytes(x, fits) * (self._derate(x) if waste else 1)
+                                / (shared if x in together else 1) for x in self.accesses)
+            yield behind.name, moved / behind.rate
 
     def _covered(self, axis: str, depth: int) -> int:
         """Elements of an axis that the loops from `depth` inward run over."""

@@ -33,7 +33,7 @@ from rung.tools.show import Request, captured, describe, modules, sources_of
 MOST = 12  # lines of one list in the default report
 FULL = 3  # kernels of which it tells everything, and alternatives of each
 SIZES = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1))
-DEFAULT = ("kernels", "costs", "model")
+DEFAULT = ("kernels", "splits", "costs", "model")
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,8 @@ def _mapping(kernel: str, chosen: str, reached: Reached) -> Iterator[str]:
 
 def _after_loop(events: Sequence[Event]) -> Sequence[Event]:
     """What happened once kernels had their names."""
-    ends = [n for n, e in enumerate(events, 1) if (e.kind, e.place) == ("ran", "loop")]
+    ends = [n for n, e in enumerate(events, 1)
+            if (e.kind, e.place, e.subject) == ("ran", "loop", "canonical")]
     return events[max(ends, default=0):]
 
 
@@ -195,6 +196,16 @@ def _fusions(reached: Reached) -> Iterator[str]:
                            if (e.kind, e.place) == ("priced", "fuse") and not _pays(e.detail))
     yield "  fusions declined" if found else "  every fusion that was looked at was done"
     yield from (f"    {x}" for x in found)
+
+
+def _splits(reached: Reached) -> Iterator[str]:
+    """Folds split across launches, the alternatives, and why others were not split."""
+    words = {"fired": "done", "priced": "priced", "declined": "refused"}
+    found = dict.fromkeys(f"{e.subject}: {words[e.kind]}, {e.detail}" for e in reached.events
+                          if e.place == "split" and e.kind in words)
+    if found:
+        yield "  folds over idle cores"
+        yield from (f"    {x}" for x in found)
 
 
 def _pays(detail: str) -> bool:
@@ -281,7 +292,7 @@ FRAMES: dict[str, Callable[[Capture], list[str]]] = {
 
 GRAPHS: dict[str, Callable[[Reached], Iterator[str]]] = {
     "aten": _aten, "decompositions": _decompositions, "saved": _saved, "passes": _passes,
-    "fusions": _fusions, "kernels": _kernels, "plan": _plan}
+    "fusions": _fusions, "kernels": _kernels, "splits": _splits, "plan": _plan}
 """Sections of each graph."""
 
 WHOLE: dict[str, Callable[[Given, Capture, Sequence[Reached]], list[str]]] = {

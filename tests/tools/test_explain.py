@@ -231,3 +231,15 @@ def test_training_of_a_module() -> None:
                                          (8 << 20, "8 MiB"), (3 << 30, "3 GiB")])
 def test_sizes(n: int, text: str) -> None:
     assert size(n) == text
+
+
+def test_splits_are_priced() -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        text = explain(from_expression("torch.randn(1 << 22).sum()"), BASE, ["splits"])
+    finally:
+        torch.set_num_threads(threads)
+    lines = [x.strip() for x in text.splitlines() if "parts" in x]
+    assert sum(x.startswith("sum: priced, ") for x in lines) == 3
+    assert [x for x in lines if x.startswith("sum: done, ")]

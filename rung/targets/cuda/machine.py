@@ -27,7 +27,7 @@ SM90 = Machine(
     "cuda.sm90",
     (Level("grid", GRID), Level("thread", THREAD, 1024), Level("seq", SEQ), Level("pipe", SEQ),
      Level("unroll", SEQ), Level("reg", UNROLL)),
-    (Space("shared", 232448, 29e12, "grid"), Space("hbm", 141 << 30, 4.28e12)),
+    (Space("shared", 232448, 29e12 / SMS, "grid"), Space("hbm", 141 << 30, 4.28e12 / SHARE)),
     Rates(4.28e12 / SHARE, 9e12 / SHARE, {"f32": 55e12 / SMS, "f64": 27e12 / SMS,
                                           "i64": 7e12 / SMS, "i32": 28e12 / SMS}, 2.6e-6),
     1, 255, ("ld/st", "cp.async"), ("ffma",), cores=SMS, asynchronous=("cp.async",),

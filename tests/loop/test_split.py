@@ -1,0 +1,84 @@
+"""Splitting folds: dumps before and after in `tests/data/split`, both sides run; and the policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from programs import check, draw
+
+from rung.core.op import Func
+from rung.core.parse import parse_module
+from rung.core.verify import verify
+from rung.loop import ir as loop
+from rung.loop.canonical import canonical
+from rung.loop.split import GAIN, MORE, SHORT, can_split, plan, split
+from rung.program import ir as program
+from rung.program.ir import KernelCall, Module
+
+DATA = Path(__file__).resolve().parents[1] / "data" / "split"
+KINDS = {v.kind: v for v in (program.VOCABULARY, loop.VOCABULARY)}
+CORES = 4
+
+
+def module_of(text: str) -> Module:
+    main, *kernels = parse_module(text, KINDS)
+    return Module((main,), tuple(kernels))
+
+
+def halves_cost(share: float) -> Callable[[Func], tuple[float, float]]:
+    """Prices under which a whole kernel takes a second on one core, and two halves `share` of it.
+    """
+    return lambda k: (share / 2, CORES) if "_part" in k.name or "_merge" in k.name else (1.0, 1)
+
+
+@pytest.mark.parametrize("path", sorted(DATA.glob("*.ir")), ids=lambda p: p.stem)
+def test_golden(path: Path, golden: Callable[[Path, str], None]) -> None:
+    before, _, _ = path.read_text(encoding="utf-8").partition("--- expect\n")
+    module = module_of(before)
+    made = split(module, halves_cost(0.1), CORES)
+    golden(path, f"{before}--- expect\n{made}\n")
+    again = module_of(str(made))
+    verify(again.main, program.VOCABULARY, program.verify_program)
+    for kernel in again.kernels:
+        verify(kernel, loop.VOCABULARY, loop.verify_kernel)
+    for size in (1, 3, 50):
+        check(module, again, draw(module.main, {"s0": size}), exact=False)
+
+
+def test_every_data_file_is_split() -> None:
+    for path in DATA.glob("*.ir"):
+        module = module_of(path.read_text(encoding="utf-8").partition("--- expect\n")[0])
+        made = split(module, halves_cost(0.1), CORES)
+        calls = [op for op in made.main.body.ops if isinstance(op, KernelCall)]
+        assert len(calls) == 2 and len(made.kernels) == 2, path
+
+
+def total() -> Func:
+    return module_of((DATA / "total.ir").read_text().partition("--- expect\n")[0]).kernels[0]
+
+
+def test_the_policy_wants_idle_cores_and_a_clear_gain() -> None:
+    found = plan(total(), halves_cost(0.1), CORES)
+    assert found is not None and found.parts in [CORES * n for n in MORE]
+    assert plan(total(), halves_cost(0.1), 1) is None
+    assert plan(total(), halves_cost(GAIN + 0.01), CORES) is None
+    assert plan(total(), lambda k: (1.0, CORES), CORES) is None
+
+
+def test_short_folds_stay_whole() -> None:
+    (kernel,) = module_of("program f(x: f32[9] input)\n  y = kernel k(x) : f32[]\n  return y\n\n"
+                          "kernel k(x: f32[9]) -> y: f32[]\n"
+                          "  s = fold add x[i] over i 9 : f32 acc f32\n  y[] = s").kernels
+    assert SHORT > 9 and plan(kernel, halves_cost(0.1), CORES) is None
+
+
+def test_folds_that_read_each_other_are_not_split_as_they_are() -> None:
+    (kernel,) = canonical(softmax_module()).kernels
+    assert can_split(kernel, "j") == "one fold over j reads another's result"
+    assert can_split(kernel, "i") == "nothing folds over i"
+
+
+def softmax_module() -> Module:
+    return module_of((DATA / "softmax.ir").read_text().partition("--- expect\n")[0])
