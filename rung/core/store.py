@@ -14,6 +14,7 @@ import tempfile
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
+from time import time
 
 from rung.core import trace
 from rung.core.config import Settings
@@ -33,6 +34,7 @@ def folder(kind: str) -> Path:
         if found.st_uid != os.getuid() or found.st_mode & 0o022:
             raise PermissionError(f"{path} is open to other users")
         if os.access(path, os.W_OK):
+            _tidy(path)
             return path
         raise PermissionError(f"{path} cannot be written to")
     except OSError as error:
@@ -95,11 +97,12 @@ def _write(path: Path, content: bytes) -> Path:
     return path
 
 
-def tidy(path: Path, age: float) -> None:
-    """Remove what killed processes left in a folder so many seconds ago."""
+@cache
+def _tidy(path: Path) -> None:
+    """Remove, once in a process, what killed ones left in a folder an hour ago or earlier."""
     for part in path.glob(f"*{PART}"):
         try:
-            if part.stat().st_mtime < age:
+            if part.stat().st_mtime < time() - 3600:
                 shutil.rmtree(part)
         except OSError as error:
             trace.emit("declined", "store", str(part), str(error))
