@@ -105,8 +105,38 @@ def _fma(a: Array, b: Array, c: Array) -> Array:
     return _wide(lambda a, b, c: a * b + c)(a, b, c) if a.dtype == np.float32 else a * b + c
 
 
-def _erf(x: Array) -> Array:
-    return np.vectorize(math.erf, otypes=[np.float64])(x) if x.size else x
+def _each(meaning: Callable[[float], float]) -> Meaning:
+    """A function of Python's floats at every element."""
+    return lambda x: np.vectorize(meaning, otypes=[np.float64])(x) if x.size else x
+
+
+def _quotient(a: Array, b: Array) -> Array:
+    """Towards zero; x / 0 is 0 and least / -1 wraps, so that it is defined for all operands."""
+    safe = np.where((b == 0) | (b == -1), np.ones_like(b), b)
+    down = np.floor_divide(a, safe)
+    toward = down + ((down < 0) & (down * safe != a)).astype(a.dtype)
+    return np.where(b == 0, np.zeros_like(a), np.where(b == -1, -a, toward))
+
+
+def _power(a: Array, b: Array) -> Array:
+    """Integers wrap; a negative power of an integer is its reciprocal, rounded towards zero."""
+    if a.dtype.kind == "f":
+        return _wide(np.power)(a, b)
+    odd = np.where(b % 2 == 1, a, np.ones_like(a))
+    unit = np.where((a == 1) | (a == -1), odd, np.zeros_like(a))
+    return np.where(b < 0, unit, np.power(a, np.where(b < 0, np.zeros_like(b), b)))
+
+
+def _shift(left: bool) -> Meaning:
+    """By a negative number or too many bits, all bits leave: 0, or the sign of a right shift."""
+    def shift(a: Array, b: Array) -> Array:
+        bits = 8 * a.dtype.itemsize
+        inside = (b >= 0) & (b < bits)
+        by = np.where(inside, b, np.zeros_like(b))
+        if left:
+            return np.where(inside, np.left_shift(a, by), np.zeros_like(a))
+        return np.where(inside, np.right_shift(a, by), np.where(a < 0, -1, 0).astype(a.dtype))
+    return shift
 
 
 def _relu(x: Array) -> Array:
@@ -136,16 +166,24 @@ def _compare(name: str, meaning: Meaning, symbol: str, bools: bool = False) -> S
                  "c" if bools else "", 1.0)
 
 
-def _logic(name: str, meaning: Meaning, arity: int = 2, infix: tuple[str, int] | None = None,
-           laws: str = "") -> ScalarFn:
-    return _make(name, meaning, _rule(name, arity, lambda d: d == BOOL, "bool"), arity, infix,
-                 laws, 1.0)
+def _bits(name: str, meaning: Meaning, arity: int = 2, infix: tuple[str, int] | None = None,
+          laws: str = "") -> ScalarFn:
+    """A function of each bit: a bool is one, an integer its bits."""
+    return _make(name, meaning, _rule(name, arity, lambda d: d.kind in "iub", "bool or integers"),
+                 arity, infix, laws, 1.0)
+
+
+def _integer(name: str, meaning: Meaning, cost: float) -> ScalarFn:
+    return _make(name, meaning, _rule(name, 2, lambda d: d.kind in "iu", "integers"), 2, None, "",
+                 cost)
 
 
 def _make(name: str, meaning: Meaning, rule: TypeRule, arity: int,
           infix: tuple[str, int] | None, laws: str, cost: float) -> ScalarFn:
     return ScalarFn(name, arity, rule, _quiet(meaning), infix, "c" in laws, "a" in laws, cost)
 
+
+LIBM = 300.0  # cost of a function that is called for each lane
 
 # `laws`: c(ommutative), a(ssociative). Costs are operations of an AVX-512 implementation.
 SCALARS: dict[str, ScalarFn] = {fn.name: fn for fn in (
@@ -168,7 +206,22 @@ SCALARS: dict[str, ScalarFn] = {fn.name: fn for fn in (
     _real("sigmoid", _wide(_sigmoid), 24),
     _real("silu", _wide(lambda x: x * _sigmoid(x)), 24),
     _real("tanh", _wide(np.tanh), 34),
-    _real("erf", _wide(_erf), 34),
+    _real("erf", _wide(_each(math.erf)), 34),
+    _real("sin", _wide(np.sin), 30),
+    _real("cos", _wide(np.cos), 30),
+    _real("tan", _wide(np.tan), 40),
+    _real("expm1", _wide(np.expm1), 18),
+    _real("log1p", _wide(np.log1p), 40),
+    *(_real(name, _wide(meaning), LIBM, arity) for name, meaning, arity in (
+        ("log2", np.log2, 1), ("log10", np.log10, 1), ("erfc", _each(math.erfc), 1),
+        ("asin", np.arcsin, 1), ("acos", np.arccos, 1), ("atan", np.arctan, 1),
+        ("sinh", np.sinh, 1), ("cosh", np.cosh, 1), ("asinh", np.arcsinh, 1),
+        ("acosh", np.arccosh, 1), ("atanh", np.arctanh, 1),
+        ("atan2", np.arctan2, 2), ("hypot", np.hypot, 2))),
+    _arithmetic("pow", _power, cost=LIBM),
+    _real("fmod", np.fmod, LIBM, arity=2),
+    _real("nextafter", np.nextafter, LIBM, arity=2),
+    _real("copysign", np.copysign, 2, arity=2),
     _real("floor", np.floor, 1),
     _real("ceil", np.ceil, 1),
     _real("trunc", np.trunc, 1),
@@ -179,9 +232,13 @@ SCALARS: dict[str, ScalarFn] = {fn.name: fn for fn in (
     _compare("le", np.less_equal, "<="),
     _compare("gt", np.greater, ">"),
     _compare("ge", np.greater_equal, ">="),
-    _logic("and", np.logical_and, infix=("&", 4), laws="ca"),
-    _logic("or", np.logical_or, infix=("|", 3), laws="ca"),
-    _logic("not", np.logical_not, arity=1),
+    _bits("and", np.bitwise_and, infix=("&", 4), laws="ca"),
+    _bits("or", np.bitwise_or, infix=("|", 3), laws="ca"),
+    _bits("xor", np.bitwise_xor, laws="ca"),
+    _bits("not", np.invert, arity=1),
+    _integer("quotient", _quotient, 80),
+    _integer("shift_left", _shift(left=True), 4),
+    _integer("shift_right", _shift(left=False), 4),
     _make("where", np.where, _where_rule, 3, None, "", 1.0),
 )}
 
@@ -233,6 +290,8 @@ class Monoid:
             raise ValueError(f"{self.name} has no identity in bool")
         if self.name in ("min", "max"):
             return _extreme(dtype, low=self.name == "max")
+        if self.name == "and" and dtype != BOOL:
+            return int(np.invert(np.zeros((), dtype.numpy)))
         value = self.name in ("mul", "and")
         return value if dtype == BOOL else float(value) if dtype.is_float else int(value)
 
@@ -254,4 +313,4 @@ _OF_NUMPY = {d.numpy: d for d in DTYPES.values() if d != BF16}  # F32 for float3
 MONOIDS: dict[str, Monoid] = {m.name: m for m in (
     Monoid("add", "add", np.add), Monoid("mul", "mul", np.multiply),
     Monoid("max", "max", np.maximum), Monoid("min", "min", np.minimum),
-    Monoid("and", "and", np.logical_and), Monoid("or", "or", np.logical_or))}
+    Monoid("and", "and", np.bitwise_and), Monoid("or", "or", np.bitwise_or))}

@@ -19,9 +19,12 @@ def _library(name: str, params: str = "$F a") -> Helper:
 
 
 _DEVICE: dict[str, Helper] = {
-    **{name: _library(name) for name in (
-        "exp", "exp2", "log", "tanh", "erf", "sqrt", "rsqrt", "floor", "ceil", "trunc")},
-    **{f"{name}.f32": _library(name) for name in ("exp", "exp2", "log", "tanh", "erf")},
+    **{name: _library(name) for name in ("sqrt", "rsqrt", "floor", "ceil", "trunc")},
+    **{f"{name}{kind}": _library(name) for kind in ("", ".f32") for name in (
+        "exp", "exp2", "log", "tanh", "erf", "sin", "cos", "tan", "expm1", "log1p", "log2", "log10",
+        "erfc", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh")},
+    **{f"{name}{kind}": _library(name, "$F a, $F b") for name, kind in (
+        ("atan2", ""), ("hypot", ""), ("pow", ".float"), ("fmod", ""), ("nextafter", ""))},
     "to_i32": Helper("$F a", "return (int)a;", result="int"),
     "to_i64": Helper("$F a", "return (long)a;", result="long"),
     "abs": _library("fabs"), "round": _library("rint"),

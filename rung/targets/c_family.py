@@ -120,13 +120,13 @@ class Prelude:
                 if i in scalars else arg for i, arg in enumerate(args)]
         if fn in _COMPARISONS:
             return self._compare(fn, dtype, lanes, args)
-        if fn == "not":
+        if fn == "not" and dtype == BOOL:
             return f"(!{args[0]})" if lanes == 1 else f"(~{args[0]})"
         if fn == "reciprocal":
             return f"(1 / {args[0]})"
         if fn == "neg" and dtype.is_float:
             return f"(-{args[0]})"
-        if fn in _INFIX and (dtype.is_float or dtype == BOOL):
+        if fn in _INFIX and (dtype.is_float or dtype == BOOL or fn in ("and", "or")):
             return f"({args[0]} {_INFIX[fn]} {args[1]})"
         return f"{self._helper(fn, dtype, lanes)}({', '.join(args)})"
 
@@ -335,7 +335,7 @@ class Prelude:
         unsigned = f"u{size * 8}" if lanes > 1 or size == 8 else "u32"
         single = dtype == F32
         plain = {"E": self.type(dtype), "M": self.type(BOOL, lanes), "N": str(lanes),
-                 "X": "f" if single else "", "S": "ps" if single else "pd"}
+                 "B": str(8 * size), "X": "f" if single else "", "S": "ps" if single else "pd"}
 
         def name(match: re.Match[str]) -> str:
             word = match[1]

@@ -2,8 +2,9 @@
 
 In a body, `$F` is the value's type, `$I` the signed integers of its width, `$U` the unsigned ones,
 `$M` the bool type (`int`, or 32-bit lanes of 0/-1), `$E` the element's type, `$u16` as many u16,
-`$N` the lanes, `$X` the suffix of C's float functions, `$K(c)` a constant in all lanes (`$KI`: of
-`$I`), `$name(...)` another helper for the type: `c_family` finds from these what a source needs.
+`$N` the lanes, `$B` the bits of one, `$X` the suffix of C's float functions, `$K(c)` a constant in
+all lanes (`$KI`: of `$I`), `$name(...)` another helper for the type: `c_family` finds from these
+what a source needs.
 
 The polynomials are our own least-maximum fits (Lawson's iteration, then rounded to f32).
 """
@@ -75,12 +76,38 @@ def _integer(result: str, bits: int) -> Helper:
                   f"({result})(1ul << {bits});", result=result)
 
 
-def _libm(name: str) -> Helper:
-    return Helper("$F a", f"return __builtin_{name}$X(a);")
+def _libm(name: str, params: str = "$F a") -> Helper:
+    """C's own function, called for each lane of a vector."""
+    args = ", ".join(p.split()[-1] for p in params.split(","))
+    return Helper(params, f"return __builtin_{name}$X({args});")
+
+
+def _circular(name: str, turn: int, result: str) -> Helper:
+    """sin, cos or tan: `result` from q quarter turns (`turn` more) and the sin s and cos c of
+    the rest r. Reduced as by Cody and Waite: the parts of pi / 2 have so few bits that their
+    products with n are exact. Large arguments go to libm, lane by lane."""
+    body = f"""$F n = $fma(x, $K(0x1.45f306p-1f), $K({_ROUND_MAGIC})) - {_ROUND_MAGIC};
+  $F r = $fma(n, $K(-0x1.92p+0f), x);
+  r = $fma(n, $K(-0x1.fb4p-12f), r);
+  r = $fma(n, $K(-0x1.444p-24f), r);
+  r = $fma(n, $K(-0x1.68c234p-39f), r);
+  $F z = r * r, s = r * $fma(z, {_SIN_POLY}, $K(1.0f));
+  $F c = $fma(z * z, {_COS_POLY}, $fma(z, $K(-0.5f), $K(1.0f)));
+  $I q = $toint(n) + {turn}, odd = -(q & 1), large = $abs(x) > 8192.0f;
+  $F y = {result};
+"""
+    return Helper("$F x", body + f"  return large ? __builtin_{name}f(x) : y;",
+                  body + f"""  if ($any(large))
+    for (int i = 0; i < $N; i++)
+      if (large[i]) y[i] = __builtin_{name}f(x[i]);
+  return y;""")
 
 
 
 _ROUND_MAGIC = "0x1.8p23f"  # adding and subtracting it rounds |x| < 2^22 to an integer
+_SIN_POLY = _horner("z", ("-0x1.991bf4p-13f", "0x1.1106c6p-7f", "-0x1.555544p-3f"))
+_COS_POLY = _horner("z", ("0x1.99e0e4p-16f", "-0x1.6c0c1ap-10f", "0x1.55554ap-5f"))
+_CIRCLE = "$unbits(($I)(($U)$bits($sel(odd, c, s)) ^ (($U)q & 2) << 30))"
 
 BASIC: dict[str, Helper] = {
     "splat": Helper("$E a", "return a;", "return a - ($F){0};"),  # x - 0 is x, also for -0.0
@@ -102,6 +129,21 @@ BASIC: dict[str, Helper] = {
     "where": Helper("$M m, $F a, $F b", "return m ? a : b;",
                     "return $sel(__builtin_convertvector(m, $I), a, b);"),
     "where.bool": _both("$M m, $F a, $F b", "return $sel(m, a, b);"),
+    "any": Helper("$I m", "return m;", "int r = 0;\n  for (int i = 0; i < $N; i++) r |= m[i];\n"
+                  "  return r;", _atoms("ptestmd512(m, m, -1)", "movmskps256(($F)m)"), "int"),
+    "not.int": _both("$F a", "return ~a;"),
+    "xor": _both("$F a, $F b", "return a ^ b;"),
+    "quotient": Helper("$F a, $F b", "return b == 0 ? 0 : b == ($F)-1 && ($F)-1 < 0 ? "
+                       "($F)(0 - ($U)a) : a / b;"),
+    "shift_left": _both("$F a, $F b", "return $sel((b >= 0) & (b < $B), "
+                        "($F)(($U)a << ($U)(b & ($B - 1))), a - a);"),
+    "shift_right": _both("$F a, $F b", "return $sel((b >= 0) & (b < $B), a >> (b & ($B - 1)), "
+                         "$sel(a < 0, ~(a - a), a - a));"),
+    "pow.int": Helper("$F a, $F b", """if (b < 0) return a == 1 || a == ($F)-1 ? b & 1 ? a : 1 : 0;
+  $U r = 1, p = a;
+  for (; b; b >>= 1, p *= p)
+    if (b & 1) r *= p;
+  return r;"""),
     "fma.int": _both("$F a, $F b, $F c", "return ($F)(($U)a * ($U)b + ($U)c);"),
     "fma": Helper(
         "$F a, $F b, $F c",
@@ -173,6 +215,8 @@ WIDEN: dict[str, Helper] = {"widen_u8": _widening("u8", "pmovzxbd"),
 
 _EXP_POLY = _horner("r", ("0x1.6a1f5ep-10f", "0x1.123cccp-7f", "0x1.555904p-5f", "0x1.55548ep-3f",
                           "0x1.fffffcp-2f", "1.0f", "1.0f"))
+_EXPM1_POLY = _horner("r", ("0x1.9e76fcp-13f", "0x1.6d3d38p-10f", "0x1.1112d8p-7f",
+                            "0x1.5554f6p-5f", "0x1.555554p-3f", "0.5f"))
 _TANH_POLY = _horner("z", ("-0x1.825836p-8f", "0x1.54b898p-6f", "-0x1.b898dcp-5f",
                            "0x1.1109aep-3f", "-0x1.55553ep-2f"))
 _ERF_SMALL = _horner("z", ("0x1.6510b4p-14f", "-0x1.aca38ep-11f", "0x1.550a44p-8f",
@@ -189,7 +233,13 @@ MATH: dict[str, Helper] = {
     "rsqrt": _both("$F a", "return 1 / $sqrt(a);"),
     "sigmoid": _both("$F a", "return 1 / (1 + $exp(-a));"),
     "silu": _both("$F a", "return a / (1 + $exp(-a));"),
-    **{name: _libm(name) for name in ("exp", "exp2", "log", "tanh", "erf")},
+    **{name: _libm(name) for name in (
+        "exp", "exp2", "log", "tanh", "erf", "sin", "cos", "tan", "expm1", "log1p", "log2", "log10",
+        "erfc", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh")},
+    **{f"{name}{kind}": _libm(name, "$F a, $F b") for name, kind in (
+        ("atan2", ""), ("hypot", ""), ("pow", ".float"), ("fmod", ""), ("nextafter", ""))},
+    "sin.f32": _circular("sin", 0, _CIRCLE), "cos.f32": _circular("cos", 1, _CIRCLE),
+    "tan.f32": _circular("tan", 0, "$sel(odd, -c, s) / $sel(odd, s, c)"),
     # p * 2^n for whole n in [-150, 129], by two factors so that denormal results round once.
     "scale": Helper(
         "$F p, $F n", _SCALE := """$I k = $toint(n), h = k >> 1;
@@ -209,6 +259,16 @@ MATH: dict[str, Helper] = {
   $F n = (x + {_ROUND_MAGIC}) - {_ROUND_MAGIC};
   $F r = (x - n) * 0x1.62e43p-1f;
   return $scale({_EXP_POLY}, n);"""),
+    # 2^n e^r - 1 as 2^n (e^r - 1) + (2^n - 1), but for large x, where 2^n overflows first.
+    "expm1.f32": _both("$F x", f"""$F t = $xmin($K(89.0f), $xmax($K(-20.0f), x));
+  $F n = $fma(t, $K(0x1.715476p+0f), $K({_ROUND_MAGIC})) - {_ROUND_MAGIC};
+  $F r = $fma(n, $K(-0x1.63p-1f), t);
+  r = $fma(n, $K(0x1.bd0106p-13f), r);
+  $F p = $fma(r * r, {_EXPM1_POLY}, r), s = $scale($K(1.0f), n);
+  return $copysign($sel(x > 20.0f, $scale(p + 1.0f, n), $fma(s, p, s - 1.0f)), x);"""),
+    # log(u) x / (u - 1), u = 1 + x rounded: the errors cancel (Goldberg 1991, theorem 4).
+    "log1p.f32": _both("$F x", """$F u = 1.0f + x, y = $log(u) * (x / (u - 1.0f));
+  return $sel((u == 1.0f) | (u == __builtin_inff()), x, y);"""),
     "copysign": Helper("$F a, $F b", "return __builtin_copysign$X(a, b);",
                        "$I s = ($I)$K(-0.0f);\n  return ($F)((($I)a & ~s) | (($I)b & s));"),
     # A polynomial near 0, 1 - 2 / (e^2a + 1) beyond.

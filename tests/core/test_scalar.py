@@ -36,10 +36,24 @@ def wide_fma(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
     return a * b + c
 
 
+def quotient(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    safe = torch.where(b == 0, torch.ones_like(b), b)
+    return torch.where(b == 0, torch.zeros_like(a), torch.div(a, safe, rounding_mode="trunc"))
+
+
+def fmod(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Element by element: torch's vectors give NaN where a / b overflows."""
+    return torch.stack([torch.fmod(x, y) for x, y in zip(a, b, strict=True)])
+
+
 TORCH = {
     "div": torch.div, "neg": torch.neg, "abs": torch.abs, "min": torch.minimum,
-    "max": torch.maximum, "fma": wide_fma, "silu": torch.nn.functional.silu,
-    "and": torch.logical_and, "or": torch.logical_or, "not": torch.logical_not,
+    "max": torch.maximum, "fma": wide_fma, "pow": torch.pow, "silu": torch.nn.functional.silu,
+    "and": torch.bitwise_and, "or": torch.bitwise_or, "xor": torch.bitwise_xor,
+    "not": torch.bitwise_not, "shift_left": torch.bitwise_left_shift,
+    "shift_right": torch.bitwise_right_shift, "quotient": quotient, "fmod": fmod,
+    "sinh": lambda x: torch.sinh(x.double()).to(x.dtype),  # torch's own overflows too soon
+    "cosh": lambda x: torch.cosh(x.double()).to(x.dtype),
 }
 NUMBERS = (F64, F32, I64, I32, I16, I8, U8)
 
@@ -108,7 +122,7 @@ def test_type_rules() -> None:
     for name, dtypes, message in (
             ("add", (F32, F64), "one type, not f32, f64"), ("add", (F32,), "takes 2 operands"),
             ("mul", (BF16, BF16), "cast it to f32 first"), ("exp", (I32,), "f64 or f32, not i32"),
-            ("div", (I64, I64), "not i64"), ("and", (I32, I32), "takes bool"),
+            ("div", (I64, I64), "not i64"), ("and", (F32, F32), "takes bool or integers"),
             ("lt", (BOOL, BOOL), "not bool"), ("where", (F32, F32, F32), "bool condition")):
         with pytest.raises(ValueError, match=message):
             SCALARS[name].result(dtypes)
@@ -142,7 +156,7 @@ def test_cast_is_torchs(src: DType) -> None:
 def test_monoids() -> None:
     for monoid in MONOIDS.values():
         logic = monoid.name in ("and", "or")
-        for dtype in (BOOL,) if logic else NUMBERS:
+        for dtype in (BOOL, I64, I8, U8) if logic else NUMBERS:
             x = values(dtype, 0)
             identity = np.full_like(x, monoid.identity(dtype))
             np.testing.assert_array_equal(SCALARS[monoid.combine].numpy(identity, x), x)

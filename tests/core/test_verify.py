@@ -309,7 +309,7 @@ def test_types_are_those_inferred() -> None:
 
 
 @pytest.mark.parametrize("op", [
-    Map("sin", (const("c").result,)), Map("add", (const("c").result,)),
+    Map("sine", (const("c").result,)), Map("add", (const("c").result,)),
     Fold("add", (), "i", sym("s0"), F32), Load(Value("x", VecType(F32)), (sym("i"),)),
 ])
 def test_ops_that_have_no_type(op: object) -> None:

@@ -3,161 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
 import pytest
 import torch
+from frontends import test_pointwise
 from frontends.capture import declined, run, traced
+from frontends.overloads import (
+    BF16,
+    BOOL,
+    F32,
+    F64,
+    I32,
+    I64,
+    Case,
+    caller,
+    case,
+    check_overload,
+    data,
+    tame,
+)
 
 from rung.core import trace
 from rung.frontends.torch.aten import TABLE, target_of
-from rung.frontends.torch.calls import overload, schema_of
-
-aten = torch.ops.aten
-F32, F64, BF16, F16 = torch.float32, torch.float64, torch.bfloat16, torch.float16
-I64, I32, BOOL = torch.int64, torch.int32, torch.bool
-ODD = [math.nan, math.inf, -math.inf, -0.0, 0.0, 1e-40, 1.0, -1.0, 0.5, 2.5, -2.5, 3.0]
-
-
-def data(shape: tuple[int, ...], dtype: torch.dtype = F32, seed: int = 0) -> torch.Tensor:
-    """Random numbers, with the odd ones among them where there is room."""
-    generator = torch.Generator().manual_seed(seed + sum(shape))
-    x = torch.randn(shape, generator=generator, dtype=F64) * 3
-    if dtype is BOOL:
-        return x > 0
-    if not dtype.is_floating_point:
-        return x.round().to(dtype)
-    flat = x.reshape(-1)
-    if flat.numel() >= 2 * len(ODD):
-        flat[seed:seed + len(ODD)] = torch.tensor(ODD, dtype=F64)
-    return flat.reshape(shape).to(dtype)
-
-
-def tame(shape: tuple[int, ...], dtype: torch.dtype = F32, seed: int = 0) -> torch.Tensor:
-    return torch.nan_to_num(data(shape, dtype, seed), 0.25, 0.75, -0.75)
-
-
-@dataclass
-class Case:
-    """A call to compare with eager. `close`: a tolerance in units of the result's epsilon."""
-
-    target: str
-    args: tuple[Any, ...]
-    close: float = 0
-    named: tuple[tuple[str, Any], ...] = ()
-    lowers: bool = True
-
-    def __str__(self) -> str:
-        shown = [f"{str(a.dtype)[6:]}{list(a.shape)}" if isinstance(a, torch.Tensor)
-                 else str(a)[:40] for a in (*self.args, *(v for _, v in self.named))]
-        return f"{self.target.removeprefix('aten.')}({', '.join(shown)})".replace("torch.", "")
-
-
-def case(target: str, *args: Any, close: float = 0, lowers: bool = True, **named: Any) -> Case:
-    name = target if target.count(".") == 2 else f"aten.{target}"
-    return Case(name if name.count(".") == 2 else f"{name}.default", args, close,
-                tuple(named.items()), lowers)
-
-
-MIXED = [((5, 8), (5, 8)), ((5, 8), (8,)), ((5, 1), (1, 8)), ((), (3, 8)), ((3, 8), ()), ((), ()),
-         ((0, 4), (1, 4)), ((2, 1, 3), (4, 1))]
-
-
-def pointwise() -> list[Case]:
-    out = []
-    for name in ("neg", "abs", "reciprocal", "relu", "floor", "ceil", "trunc", "round"):
-        out += [case(name, data(s, d)) for s in ((6, 8), (), (0, 2)) for d in (F32, BF16, F64)]
-    for name in ("sqrt", "exp", "exp2", "log", "rsqrt", "sigmoid", "silu", "tanh", "erf"):
-        out += [case(name, data(s, d), close=4) for s in ((6, 8), (), (0, 2))
-                for d in (F32, BF16, F64)]
-    out += [case(n, data((4,), I64), close=4) for n in ("exp", "sqrt", "sigmoid", "rsqrt")]
-    out += [case(n, data((4,), BOOL), close=4) for n in ("exp",)]
-    out += [case("neg", data((5,), I64)), case("relu", data((5,), I64))]
-    out += [case("gelu", tame((6, 8), d), close=16, approximate=a) for d in (F32, BF16)
-            for a in ("none", "tanh")]
-    out += [case("pow.Tensor_Scalar", data((6, 8), d), p, close=4 if abs(p) == 0.5 else 0)
-            for d in (F32, BF16, F64) for p in (1, 2, 2.0, 3, 0.5, -0.5, -1, -1.0)]
-    return out + clamps()
-
-
-def clamps() -> list[Case]:
-    out = [case("clamp", data((6, 8), d), lo, hi) for d in (F32, BF16)
-           for lo, hi in ((-0.3, 0.7), (None, 0.1), (0.1, None), (2.0, -2.0))]
-    out += [case("clamp_min", data((6, 8), d), 0.1) for d in (F32, BF16)]
-    out += [case("clamp_max", data((6, 8), d), 0.1) for d in (F32, BF16)]
-    return [*out, case("clamp", data((7,), I64), -1, 2)]
-
-
-def arithmetic() -> list[Case]:
-    out = []
-    for name in ("add", "sub", "mul", "div", "maximum", "minimum"):
-        target = name if name.endswith("imum") else f"{name}.Tensor"
-        for a, b in MIXED:
-            out += [case(target, data(a, d), data(b, d, 1)) for d in (F32, BF16)]
-        pairs = [(F32, BF16), (BF16, F32), (F32, I64), (I64, BF16), (BOOL, F32), (F64, F32)]
-        out += [case(target, data((5, 8), x), data((8,), y, 1)) for x, y in pairs
-                if name != "sub" or x is not BOOL]
-        out += [case(target, data((25, 8), x), data((), y, 1)) for x, y in
-                [(BF16, F32), (BF16, F64), (F32, F64), (F32, I64), (BF16, I64)]]
-        out += [case(target, data((), y, 1), data((25, 8), x)) for x, y in
-                [(BF16, F32), (F32, F64), (BF16, I64)]]
-    for name in ("add", "sub", "mul", "div"):
-        out += [case(f"{name}.{kind}", data((25, 8), d), v) for d in (F32, BF16, F64)
-                for v in (1.98765, 3, -7) for kind in ("Tensor", "Scalar")]
-    out += [case("true_divide.Tensor", data((3, 4)), 2)]
-    for name in ("add", "sub"):
-        out += [case(f"{name}.Tensor", data((8, 8), d), data((8, 8), d, 1), alpha=a)
-                for d in (F32, BF16) for a in (2, 0.3)]
-        out += [case(f"{name}.Tensor", data((6, 8), I64), data((8,), I64, 1), alpha=3)]
-        out += [case(f"{name}.Tensor", data((6, 8), I64), v) for v in (3, 0.5)]
-    out += [case("mul.Tensor", data((3, 4), I64), data((4,), I32, 1)),
-            case("div.Tensor", data((3, 4), I64), data((4,), I64, 1)),
-            case("add.Tensor", data((4,), BOOL), data((4,), BOOL), lowers=False),
-            case("add.Tensor", data((4,), BOOL), 2), case("rsub.Scalar", data((6, 8)), 1.5),
-            case("rsub.Scalar", data((25, 8), BF16), 1.98765)]
-    return out
-
-
-def logic() -> list[Case]:
-    out = []
-    for name in ("eq", "ne", "lt", "le", "gt", "ge"):
-        for a, b in MIXED:
-            out += [case(f"{name}.Tensor", data(a, d), data(b, d, 1)) for d in (F32, BF16, I64)]
-        out += [case(f"{name}.Scalar", data((25, 8), d), v) for d in (F32, BF16, I64)
-                for v in (0.1, 1, 0.5)]
-        out += [case(f"{name}.Tensor", data((6, 8), F32), data((8,), BF16)),
-                case(f"{name}.Tensor", data((6, 8), I64), data((), F32))]
-    out += [case("eq.Tensor", data((4,), BOOL), data((4,), BOOL, 1))]
-    for name in ("logical_and", "logical_or", "logical_xor", "bitwise_and.Tensor",
-                 "bitwise_or.Tensor"):
-        out += [case(name, data((5, 8), BOOL), data((8,), BOOL, 1))]
-    out += [case("logical_and", data((5, 8)), data((8,), I64)), case("logical_not", data((5, 8))),
-            case("logical_not", data((5,), BOOL)), case("bitwise_not", data((5,), BOOL)),
-            case("bitwise_not", data((5,), I64), lowers=False)]
-    for d in (F32, BF16, I64, BOOL):
-        out += [case("where.self", data(c, BOOL), data(a, d), data(b, d, 1)) for c, a, b in
-                (((5, 8), (5, 8), (5, 8)), ((5, 1), (8,), ()), ((), (5, 8), (8,)))]
-    out += [case("where.self", data((5, 8), BOOL), data((5, 8), BF16), data((8,), F32)),
-            case("masked_fill.Scalar", data((5, 8), BF16), data((8,), BOOL), -math.inf),
-            case("masked_fill.Tensor", data((5, 8)), data((5, 1), BOOL), torch.tensor(2.0)),
-            case("threshold_backward", data((6, 8)), data((6, 8), F32, 1), 0),
-            case("threshold_backward", data((6, 8), BF16), data((6, 8), BF16, 1), 0)]
-    return out
-
-
-def casts() -> list[Case]:
-    out = [case("_to_copy", (tame if b in (I64, I32) else data)((6, 8), a), dtype=b)
-           for a in (F32, BF16, F64, I64, I32, BOOL) for b in (F32, BF16, F64, I64, I32, BOOL)]
-    out += [case("prims.convert_element_type.default", data((6, 8)), BF16),
-            case("clone", data((3, 4))), case("clone", data((3, 4)).t()),
-            case("clone", data((3, 4)).t(), memory_format=torch.contiguous_format),
-            case("_to_copy", data((3, 4)).t(), dtype=BF16),
-            case("alias", data((3, 4))), case("detach", data((3, 4)).t()),
-            case("_to_copy", data((3, 4)), dtype=F16, lowers=False),
-            case("add.Tensor", data((3, 4), F16), 1, lowers=False)]
-    return out
+from rung.frontends.torch.calls import schema_of
 
 
 def views() -> list[Case]:
@@ -409,51 +277,13 @@ def losses() -> list[Case]:
             case("nll_loss_forward", x, t, None, 1, -100, close=4)]
 
 
-CASES = [*pointwise(), *arithmetic(), *logic(), *casts(), *views(), *moves(), *rearranged(),
-         *reductions(), *composites(), *norms(), *contractions(), *indexing()]
-
-
-def flat(out: Any) -> list[torch.Tensor]:
-    return [x for x in (out if isinstance(out, tuple | list) else [out]) if x is not None]
-
-
-def caller(c: Case) -> tuple[Callable[..., Any], list[torch.Tensor]]:
-    """A function of the case's tensors alone, and these."""
-    leaves, spec = torch.utils._pytree.tree_flatten((c.args, dict(c.named)))
-    tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
-
-    def fn(*given: torch.Tensor) -> Any:
-        rest = iter(given)
-        args, named = torch.utils._pytree.tree_unflatten(
-            [next(rest) if isinstance(x, torch.Tensor) else x for x in leaves], spec)
-        return overload(c.target)(*args, **named)
-
-    return fn, tensors
-
-
-def equal_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether all elements are the same, zeros by sign and NaNs as one."""
-    signs = torch.equal(torch.signbit(a)[a == 0], torch.signbit(b)[b == 0]) if (
-        a.dtype.is_floating_point) else True
-    return signs and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
+CASES = [*views(), *moves(), *rearranged(), *reductions(), *composites(), *norms(),
+         *contractions(), *indexing()]
 
 
 @pytest.mark.parametrize("c", CASES, ids=str)
 def test_overload(c: Case) -> None:
-    fn, tensors = caller(c)
-    expected = flat(fn(*tensors))
-    with trace.listen() as events:
-        found, _ = run(traced(fn, tensors), tensors)
-    assert (c.target not in declined(events)) == c.lowers, events
-    for a, b in zip(found, expected, strict=True):
-        assert (a.dtype, a.shape) == (b.dtype, b.shape)
-        assert a.numel() == 0 or a.stride() == b.stride()
-        if c.close and b.is_floating_point():
-            eps = torch.finfo(b.dtype).eps
-            torch.testing.assert_close(a, b, rtol=c.close * eps, atol=c.close * eps / 4,
-                                       equal_nan=True)
-        else:
-            assert equal_bits(a, b), (a, b, a.double() - b.double())
+    check_overload([c])
 
 
 OUTSIDE = [
@@ -487,8 +317,8 @@ def test_an_index_outside_is_the_error_of_eager(c: Case) -> None:
 
 
 def test_every_entry_is_tried() -> None:
-    assert set(TABLE) - {c.target for c in CASES if c.lowers} <= {
-        "aten._reshape_alias.default", "aten._unsafe_index.Tensor", "aten.mul.Scalar",
+    assert set(TABLE) - {c.target for c in (*CASES, *test_pointwise.CASES) if c.lowers} <= {
+        "aten._reshape_alias.default", "aten._unsafe_index.Tensor",
         "aten.reshape.default", "aten.lift_fresh_copy.default"}
 
 

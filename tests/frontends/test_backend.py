@@ -155,7 +155,7 @@ def test_cache_step(put: bool, dtype: torch.dtype, dynamic: bool,
             check_close(run(x, pos, angle), twin(x, pos, angle))
             check_close(list(model.buffers()), list(twin.buffers()))
     (low,) = pipeline.lowered
-    assert set(calls(low)) == {"aten.cos.default", "aten.sin.default"}
+    assert calls(low) == []
     assert [op.dst.role for op in low.body.ops if isinstance(op, Write)] == ["mutated"] * 2
     assert {p.role for p in low.params} >= {"input", "param", "mutated"}
     kinds = [type(op) for op in low.body.ops]

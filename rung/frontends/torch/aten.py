@@ -22,9 +22,11 @@ from rung.core.expr import ONE, Expr
 from rung.core.op import Block, Builder, Func, Op, Value, names_of, walk
 from rung.core.ops import Yield
 from rung.core.rewrite import dead_code
-from rung.core.types import TensorType, Type
+from rung.core.types import DTYPES, TensorType, Type
+from rung.frontends.torch.activations import ACTIVATIONS
 from rung.frontends.torch.calls import bind, overload, schema_of
-from rung.frontends.torch.emit import LOWERED, Emit
+from rung.frontends.torch.emit import Emit
+from rung.frontends.torch.functions import FUNCTIONS
 from rung.frontends.torch.indexing import INDEXING
 from rung.frontends.torch.norms import NORMS
 from rung.frontends.torch.pointwise import POINTWISE
@@ -53,7 +55,7 @@ def target_of(schema: str) -> str:
 
 TABLE: dict[str, Entry] = {
     target_of(schema): Entry(schema, build, entries in (COMPOSITES, NORMS))
-    for entries in (POINTWISE, VIEWS, MOVES, REDUCTIONS, COMPOSITES, NORMS,
+    for entries in (POINTWISE, FUNCTIONS, ACTIVATIONS, VIEWS, MOVES, REDUCTIONS, COMPOSITES, NORMS,
                     INDEXING)
     for schema, build in entries.items()}
 
@@ -121,7 +123,7 @@ class _Lowering:
         if schema_of(call.target) != entry.schema:
             raise Unsupported(f"the schema of this torch is {schema_of(call.target)}")
         for kind in (*call.types, *(v.type for v in call.operands())):
-            if not isinstance(kind, TensorType) or kind.dtype not in LOWERED:
+            if not isinstance(kind, TensorType) or kind.dtype not in DTYPES.values():
                 raise Unsupported(f"a value of type {kind}")
         first = next((a for _, a in call.args), None)
         if isinstance(first, int | float) and entry.schema.partition("(")[2].startswith("Tensor"):

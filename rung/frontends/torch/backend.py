@@ -32,12 +32,9 @@ log = logging.getLogger("rung")
 aten = torch.ops.aten
 
 DECOMPOSED = [
-    aten.addcdiv, aten.addcmul, aten.channel_shuffle, aten.diagonal_backward, aten.gelu_backward,
-    aten.glu, aten.glu_backward, aten.hardtanh, aten.hardtanh_backward, aten.leaky_relu,
-    aten.leaky_relu_backward, aten.lerp, aten.mse_loss, aten.mse_loss_backward,
-    aten.pixel_shuffle, aten.pixel_unshuffle, aten.rot90, aten.select_backward,
-    aten.sigmoid_backward, aten.silu_backward, aten.slice_backward, aten.softplus_backward,
-    aten.tanh_backward]
+    aten.channel_shuffle, aten.diagonal_backward, aten.glu, aten.glu_backward, aten.mse_loss,
+    aten.mse_loss_backward, aten.pixel_shuffle, aten.pixel_unshuffle, aten.rot90,
+    aten.select_backward, aten.slice_backward]
 """Operators that torch may write out in terms of others: those whose parts are all in the table."""
 
 

@@ -1,6 +1,7 @@
 """What the entries of the table build with: ops of one call, conversions put where torch has them.
 
-Arithmetic on bf16 happens in f32: operands are upcast, the result is rounded by an implicit cast.
+Arithmetic on bf16 and f16 happens in f32: operands are upcast, the result is rounded by an
+implicit cast.
 
 An entry whose ATen op raises for some elements says so by `e.check(at, low, high, "IndexError",
 message)` or, for a divisor, `e.check_nonzero(y)`: eager's exception is then raised before any
@@ -9,6 +10,7 @@ argument is written.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import cache
 
@@ -23,10 +25,12 @@ from rung.core.scalar import cast
 from rung.core.types import (
     BF16,
     BOOL,
+    F16,
     F32,
     F64,
     I32,
     I64,
+    U8,
     DType,
     TensorType,
     Type,
@@ -38,14 +42,14 @@ from rung.frontends.torch.importer import TORCH_DTYPES
 from rung.program.ir import Check
 from rung.tensor.ir import Full, Index, Iota, Reduce, axis_names, shape_of
 
-LOWERED = (F64, F32, BF16, I64, I32, BOOL)
+HALVES = (BF16, F16)
 Number = bool | int | float
 Operand = Value | Number | Expr
 
 
 def compute_dtype(dtype: DType) -> DType:
     """The type that torch computes in for values of `dtype`."""
-    return F32 if dtype is BF16 else dtype
+    return F32 if dtype in HALVES else dtype
 
 
 def dimension(dim: int, rank: int) -> int:
@@ -95,10 +99,9 @@ class Emit:
             return bool(x)
         if dtype.is_float:
             return float(x)
-        limit = 1 << (dtype.bits - 1)
-        if x != x or not -limit <= x < limit or int(x) != x:
+        if not math.isfinite(x) or int(x) != x or not _fits(int(x), dtype):
             raise Unsupported(f"{x} as {dtype}")
-        return int(x)
+        return int(x) % 256 if dtype is U8 else int(x)
 
     def value(self, x: Operand, dtype: DType) -> Value:
         """`x` converted to `dtype`."""
@@ -130,7 +133,7 @@ class Emit:
         """`x` as result `n`: expanded and rounded."""
         want = self.result(n)
         if dtype_of(x.type) != want.dtype:
-            if want.dtype is not BF16 or dtype_of(x.type) is not F32:
+            if want.dtype not in HALVES or dtype_of(x.type) is not F32:
                 raise Unsupported(f"a result {want.dtype} computed as {dtype_of(x.type)}")
             x = self.rounded(x, want.dtype)
         return self.expand(x, want.shape)
@@ -206,6 +209,13 @@ class Emit:
         known = self.value(count, dtype_of(x.type))
         return self.map("div", total, self.map("max", self.map("sub", known, less), 0)
                         if less else known)
+
+
+def _fits(x: int, dtype: DType) -> bool:
+    """Whether torch takes the number without an error; a negative one wraps as u8."""
+    if dtype is U8:
+        return -256 < x < 256
+    return -(1 << (dtype.bits - 1)) <= x < 1 << (dtype.bits - 1)
 
 
 def promote(x: Operand, y: Operand) -> DType:
