@@ -100,7 +100,8 @@ VARIABLES = (  # a later one of the same setting wins
              "default", _precision),
     Variable("RUNG_FRESH", "fresh", "1 lowers every graph anew, whatever the cache has", "0",
              _switch),
-    Variable("RUNG_KEEP", "keep", "a folder for the generated sources", "they are not kept",
+    Variable("RUNG_KEEP", "keep", "a folder for generated sources and reproducers",
+             "sources are not kept",
              _folder),
 )
 
