@@ -33,7 +33,7 @@ from rung.core.types import TensorType
 from rung.core.verify import verify
 from rung.frontends.torch import aten
 from rung.kernel import ir as kernel_ir
-from rung.loop import canonical, fuse, merge_folds, normalize, split
+from rung.loop import canonical, fuse, merge_folds, normalize, siblings, split
 from rung.loop import ir as loop_ir
 from rung.loop import simplify as loop_simplify
 from rung.program import ir as program_ir
@@ -147,6 +147,15 @@ def _bucket(size: int) -> int:
     return 1 << max(size - 1, 0).bit_length()
 
 
+def _settled(kernel: Func, context: Context) -> float | None:
+    """Seconds of a kernel as it will be mapped; None where it has no mapping."""
+    late = loop_simplify.simplify(kernel, context.precision)
+    try:
+        return _choice(normalize.merge_axes(_merge(late, context)), context).price.seconds
+    except MappingError:
+        return None
+
+
 def _mapped(kernel: Func, context: Context) -> Func:
     choice = _choice(kernel, context)
     if choice.lowered:
@@ -190,8 +199,11 @@ PASSES = (
          "one kernel an op, so that fusion alone decides what a kernel is"),
     Pass("loop", "fuse", lambda m, c: fuse.fuse(m, c.price), "exact",
          "on the smallest kernels, whose prices are simple"),
+    Pass("loop", "siblings", lambda m, c: siblings.join_siblings(
+        m, c.price, partial(_settled, context=c)), "exact",
+         "after fusion, which brings what several kernels read into each of them"),
     Pass("loop", "inline_applies", lambda m, _: outline.inline_applies(m), "exact",
-         "after fusion, the costliest pass; memory is planned over the whole program"),
+         "after the costliest passes; memory is planned over the whole program"),
     Pass("loop", "simplify", _kernels(
         lambda k, c: loop_simplify.simplify(k, c.precision)), "changes-values",
          "after fusion, when a rounding is known to lie inside a kernel"),

@@ -12,7 +12,7 @@ Reads a module of one kernel per op (`to_loop`); gives the same programs over fe
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
 from math import prod
@@ -24,10 +24,10 @@ from rung.core.expr import Expr
 from rung.core.op import Func, Op, Value
 from rung.core.types import axes_of
 from rung.loop.emit import Declined
-from rung.loop.graph import Graph
+from rung.loop.graph import Graph, called
 from rung.loop.ir import Contract, Fold, Load, Store, extents_of, op_axes
 from rung.loop.splice import Piece, splice
-from rung.program.ir import KernelCall, Module
+from rung.program.ir import Module
 
 Reason: TypeAlias = str
 Price = Callable[[Func], float]  # seconds of a kernel
@@ -300,18 +300,5 @@ def _grown(fused: Func, producer: Func, consumer: Func) -> Reason | None:
 def fuse(module: Module, price: Price) -> Module:
     """The module with kernels fused wherever that lowers the sum of prices."""
     kernels = {k.name: k for k in module.kernels}
-    made: list[Func] = []
-    programs = []
-    for program in module.programs:
-        nodes = _Fusion(program.body.ops, kernels, price).run()
-        ops: list[Op] = []
-        for node in nodes:
-            if isinstance(node, Piece):
-                func = replace(node.func, name=f"k{len(made)}")
-                made.append(func)
-                types = tuple(v.type for v in node.results)
-                node = KernelCall(func.name, node.args, node.updates, types, results=node.results)
-            ops.append(node)
-        programs.append(program.with_ops(ops))
-    return Module(tuple(programs), tuple(made))
-
+    return called(module.programs, [
+        _Fusion(program.body.ops, kernels, price).run() for program in module.programs])

@@ -7,11 +7,12 @@ of their place. `ordered` gives them back in that order as far as new dependenci
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from heapq import heappop, heappush
 
 from rung.core.op import Effect, Func, Op, Value, walk
 from rung.loop.splice import Piece
-from rung.program.ir import KernelCall, Write
+from rung.program.ir import KernelCall, Module, Write
 
 
 class Graph:
@@ -67,7 +68,12 @@ class Graph:
         return False
 
     def ordered(self) -> list[Op | Piece]:
-        """Every node after what it reads; effects and writes of parameters keep their order."""
+        """Every node after what it waits for."""
+        return [self.nodes[n] for n in sort(self.waits())]
+
+    def waits(self) -> dict[int, set[int]]:
+        """What each node comes after: the makers of what it reads; before an update, the value's
+        readers; effects and writes of parameters keep their order."""
         waits: dict[int, set[int]] = {}
         last, writes = -1, list[int]()
         for n in sorted(self.nodes):
@@ -83,7 +89,7 @@ class Graph:
                 writes.append(n)
             waits[n] |= {w for w in writes if self.epoch[w] <= self.epoch[n]}
             waits[n].discard(n)
-        return [self.nodes[n] for n in sort(waits)]
+        return waits
 
 
 def sort(waits: dict[int, set[int]]) -> list[int]:
@@ -112,6 +118,22 @@ def inputs(node: Op | Piece) -> tuple[Value, ...]:
         return node.args
     inner = [v for b in node.blocks() for op in walk(b) for v in op.operands()]
     return (*node.operands(), *inner)
+
+
+def called(programs: Iterable[Func], nodes: Iterable[Iterable[Op | Piece]]) -> Module:
+    """The programs over other nodes, whose pieces become kernels and calls of them."""
+    made: list[Func] = []
+
+    def call(node: Op | Piece) -> Op:
+        if not isinstance(node, Piece):
+            return node
+        made.append(replace(node.func, name=f"k{len(made)}"))
+        types = tuple(v.type for v in node.results)
+        return KernelCall(made[-1].name, node.args, node.updates, types, results=node.results)
+
+    changed = [p.with_ops([call(node) for node in own])
+               for p, own in zip(programs, nodes, strict=True)]
+    return Module(tuple(changed), tuple(made))
 
 
 def _piece(op: KernelCall, kernels: dict[str, Func]) -> Piece:

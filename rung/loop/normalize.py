@@ -169,11 +169,11 @@ def merge_axes(func: Func) -> Func:
 def _pairs(func: Func) -> Iterator[tuple[str, str]]:
     """Axes in neighbouring dimensions of the first store, or in one as n*i + j."""
     stores = [op for op in func.body.ops if isinstance(op, Store)]
-    axes = [a for sub in stores[0].subs if isinstance(sub, Expr) for a in _by_stride(sub)]
+    axes = [a for sub in stores[0].subs if isinstance(sub, Expr) for a in by_stride(sub)]
     yield from pairwise(axes)
 
 
-def _by_stride(sub: Expr) -> list[str]:
+def by_stride(sub: Expr) -> list[str]:
     """The axes of an affine subscript, the one of largest coefficient first (as printed)."""
     return [mono[0].name for _, mono in sub.terms
             if isinstance(mono[0], Sym) and not is_size(mono[0].name)]

@@ -58,6 +58,7 @@ class _Check:
         self.levels()
         self.vectors()
         self.reduced()
+        self.stored()
         for place in self.mapping.places:
             self.place(place)
         for use in self.mapping.uses:
@@ -154,6 +155,14 @@ class _Check:
                 name = op.results[0].name
                 if s.kind == GRID and self.trips(s) > 1:
                     refuse(f"{name} reduces {op.axis} on {s.level}: that needs split_fold")
+
+    def stored(self) -> None:
+        """On machines whose blocks start together no block repeats another's stores."""
+        for op in self.ops if self.machine.threaded else ():
+            if isinstance(op, loop.Store):
+                for s in self.nest.launch:
+                    if s.kind == GRID and s.axis not in loop.op_axes(op) and self.trips(s) > 1:
+                        refuse(f"every block of {s.axis} would store {op.buf.name} again")
 
     # ---- places
     def place(self, p: tile.Place) -> None:

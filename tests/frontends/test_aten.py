@@ -172,6 +172,8 @@ def composites() -> list[Case]:
         mask[0, 0, 1] = mask[0, 0, 2, 1:] = -math.inf
         out += [case("_scaled_dot_product_flash_attention_for_cpu", q, k, v, close=99, **named)
                 for named in ({}, {"is_causal": True}, {"attn_mask": mask}, {"scale": 0.3})]
+        out += [case("_scaled_dot_product_flash_attention_for_cpu", tame((2, 6, 4, 8), d), k, v,
+                     attn_mask=mask, close=99)]  # two query heads share a key
     return [*out, case("_softmax", tame(()), 0, False), case("_softmax", data((2, 0)), 1, False)]
 
 

@@ -16,6 +16,7 @@ from rung.loop import ir as loop
 from rung.loop.canonical import canonical
 from rung.loop.fuse import fuse
 from rung.loop.normalize import merge_axes
+from rung.loop.siblings import join_siblings
 from rung.loop.simplify import simplify as simplify_kernel
 from rung.program.ir import Module
 from rung.program.reinplace import reinplace
@@ -105,10 +106,14 @@ def test_random_program(seed: int) -> None:
     prices: dict[Func, float] = {}
     module = to_loop(tidy)
     _same(want, results(module, inputs))
-    if rng.random() < 0.5:
-        module = fuse(module, lambda k: 1.0)
-    else:
-        module = fuse(module, lambda k: prices.setdefault(k, rng.random()))
+    even = rng.random() < 0.5  # every fusion pays
+
+    def price(kernel: Func) -> float:
+        return 1.0 if even else prices.setdefault(kernel, rng.random())
+
+    module = fuse(module, price)
+    _same(want, results(module, inputs))
+    module = join_siblings(module, price, price)
     _same(want, results(module, inputs))
     module = Module(module.programs, tuple(map(simplify_kernel, module.kernels)))
     module = views(reinplace(module))

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from rung.core.errors import Unsupported
+from rung.core.expr import ZERO, Expr
 from rung.core.op import Value
 from rung.core.ops import Cast
 from rung.core.types import BOOL, F32, F64, I32, I64, dtype_of
@@ -246,12 +247,22 @@ def added_matmul(formula: str) -> Build:
     return build
 
 
+def per_query_head(e: Emit, x: Value, heads: Expr) -> Value:
+    """Keys or values [b,h,t,d] once for each of `heads` query heads, neighbours sharing one."""
+    batch, own, *rest = shape_of(x)
+    if heads % own is not ZERO:
+        raise Unsupported(f"{heads} query heads for {own} heads")
+    axes = axis_exprs(4)
+    return e.index(x, (batch, heads, *rest), (axes[0], axes[1] // (heads // own), *axes[2:]))
+
+
 def attention(e: Emit, q: Value, k: Value, v: Value, dropout: float, causal: bool,
               mask: Value | None, scale: float | None) -> tuple[Value, ...]:
     """softmax(scale q k^T + mask) v and the log-sum-exp of the scores; 0 for a row all masked."""
     width = shape_of(q)[-1].const_value
     if dropout or width is None:
         raise Unsupported("attention with dropout or a head of unknown size")
+    k, v = (per_query_head(e, x, shape_of(q)[1]) for x in (k, v))
     scores = e.map("mul", contract(e, "bhid,bhjd->bhij", q, k), scale or width ** -0.5)
     shape = shape_of(scores)
     if causal:
