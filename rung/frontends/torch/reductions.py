@@ -219,8 +219,8 @@ def softmax_backward(log: bool) -> Build:
 def contract(e: Emit, formula: str, a: Value, b: Value) -> Value:
     """A product summed over the axes that the result lacks, `ik,kj->ij`, in the computing type."""
     dtype = dtype_of(a.type)
-    if dtype is BOOL:
-        raise Unsupported("a matrix product of bools")
+    if not dtype.is_float:
+        raise Unsupported(f"a matrix product of {dtype}")
     x, y = (e.operand(v, dtype) for v in (a, b))
     inputs, out = formula.split("->")
     left, right = inputs.split(",")
