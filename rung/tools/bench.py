@@ -137,7 +137,8 @@ def _table(rows: Sequence[dict[str, Any]], against: Sequence[str]) -> Iterator[s
     for row in rows:
         for name, t in row.get("first_call", {}).items():
             yield (f"{row['name']} {name}: {t['wall']:.2f} s, {t['cpu']:.2f} s of CPU "
-                   f"(import apart: {t['import']:.2f} s)")
+                   f"(import apart: {t['import']:.2f} s); warm {t['warm_wall']:.2f} s, "
+                   f"{t['warm_cpu']:.2f} s of CPU")
 
 
 def _time(seconds: float) -> str:

@@ -1,8 +1,8 @@
-"""What the first call of `floor(x) + 1` costs in a new process, with cold caches.
+"""What the first call of `floor(x) + 1` costs in a new process, with cold and warm caches.
 
-`measure(backend)` starts `python -m rung.tools.first_call BACKEND` in an empty cache folder. From
-the call on: wall seconds, and CPU seconds of the process and of the compilers that it started.
-Importing torch, and what torch.compile itself imports, is counted apart.
+`measure(backend)` starts `python -m rung.tools.first_call BACKEND` twice in a cache folder that is
+empty at first. From the call on: wall seconds, and CPU seconds of the process and of the compilers
+that it started. Importing torch, and what torch.compile itself imports, is counted apart.
 """
 
 from __future__ import annotations
@@ -25,15 +25,21 @@ class FirstCallError(RungError):
 
 
 def measure(backend: str) -> dict[str, float]:
-    """`wall`, `cpu` and `import` seconds of a backend: rung, inductor or eager."""
+    """`wall`, `cpu` and `import` seconds of a backend (rung, inductor or eager) with a cold cache,
+    and `warm_wall`, `warm_cpu` in the next process."""
     with tempfile.TemporaryDirectory(prefix="rung-first-") as cold:
         # one compile thread: Inductor's pool would outlive the call and hide its CPU time
         settings = [f"RUNG_CACHE_DIR={cold}/rung", f"TORCHINDUCTOR_CACHE_DIR={cold}/inductor",
-                    "TORCHINDUCTOR_COMPILE_THREADS=1"]
+                    "TORCHINDUCTOR_COMPILE_THREADS=1", "RUNG_FRESH=0"]
         command = ["env", *settings, sys.executable, "-m", "rung.tools.first_call", backend]
-        run = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
+        first, second = _run(command), _run(command)
+    return {**first, "warm_wall": second["wall"], "warm_cpu": second["cpu"]}
+
+
+def _run(command: list[str]) -> dict[str, float]:
+    run = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
     if run.returncode:
-        raise FirstCallError(f"the first call under {backend} failed:\n{run.stderr.strip()}")
+        raise FirstCallError(f"the first call under {command[-1]} failed:\n{run.stderr.strip()}")
     found: dict[str, float] = json.loads(run.stdout.splitlines()[-1])
     return found
 
