@@ -34,7 +34,10 @@ def simplify(program: Func) -> Func:
     first = next((n for n, op in enumerate(ops) if isinstance(op, Write)), len(ops))
     state = _Sweep(frozenset(v for op in ops[first:] for v in op.operands()),
                    set(program.body.last.operands()))
-    return dead_code(merge_equal(rewrite(program, state.rule), apart=state.results))
+    # a copy that was asked for is not another one, whatever views of them are returned
+    copies = {r for op in ops if isinstance(op, Call) and op.target == "aten.clone.default"
+              for r in op.results}
+    return dead_code(merge_equal(rewrite(program, state.rule), apart=state.results | copies))
 
 
 @dataclass

@@ -24,6 +24,11 @@ WAYS = ("forward", "gradient", "second", "inplace", "errors")
 """second: a gradient of a gradient; inplace: the method that overwrites its first argument."""
 
 
+UNDEFINED = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty",
+             "new_empty_strided")
+"""Entries whose results have no defined content: it is set to 0."""
+
+
 @dataclass(frozen=True)
 class Item:
     """One way of using an entry of the database, by its name (`op` or `op.variant`)."""
@@ -88,6 +93,12 @@ def programs(item: Item) -> list[Program]:
         samples = list(entry.sample_inputs("cpu", getattr(torch, item.dtype), requires_grad=grad))
     if item.way == "inplace":
         samples = [s for s in samples if not s.broadcasts_input]
+    if item.op in UNDEFINED:
+        make = function
+
+        def function(*args: Any, **named: Any) -> torch.Tensor:
+            made: torch.Tensor = make(*args, **named)
+            return made.fill_(0)
     return [program(function, s) for s in samples[:1 if item.way == "second" else None]]
 
 

@@ -32,7 +32,7 @@ from rung.frontends.torch.norms import NORMS
 from rung.frontends.torch.pointwise import POINTWISE
 from rung.frontends.torch.reductions import COMPOSITES, REDUCTIONS
 from rung.frontends.torch.views import MOVES, VIEWS
-from rung.program.ir import Apply, Call, Check, Composite, Return
+from rung.program.ir import Apply, Call, Check, Composite, Return, Write
 
 
 @dataclass(frozen=True)
@@ -77,14 +77,19 @@ class _Lowering:
         self.owner: dict[Value, Value] = {p: p for p in func.params}
         self.makers = {r: op for op in func.body.ops for r in op.results}
         self.homes: dict[Value, Value] = {}
+        self.roots: dict[Value, Value] = {}  # of what torch's own views make: what they view
         self.shared = Counter(map(self.base, set(func.body.last.operands())))
 
     def run(self) -> Func:
-        for op in self.func.body.ops:
+        ops = self.func.body.ops
+        for n, op in enumerate(ops):
             if isinstance(op, Call) and self.lowered(op):
                 continue
+            if isinstance(op, Write):
+                self.save(op.dst, ops[n + 1:])
             if isinstance(op, Call | Apply):
-                op = op.map({v: self.in_layout(v) for v in op.operands()})
+                op = op.map({v: self.operand(op, v) for v in op.operands()})
+                self.note_view(op)
             elif isinstance(op, Return):
                 op = Return(tuple(map(self.owned, op.values)))
             else:
@@ -149,6 +154,33 @@ class _Lowering:
         body.add(Yield(values))
         return inner.add(Composite(call.target, moved.args, body.block(), types), "t")
 
+    # ---- memory
+    def root(self, value: Value) -> Value:
+        """The new value in whose memory `value` lies."""
+        while value in self.roots:
+            value = self.roots[value]
+        return value
+
+    def note_view(self, op: Op) -> None:
+        if is_view(op):
+            self.roots.update((r, op.operands()[0]) for r in op.results)
+
+    def operand(self, op: Op, old: Value) -> Value:
+        """What a call that stays reads: some find their way in the storage by themselves."""
+        storage = isinstance(op, Call) and op.target in STORAGE and old is op.operands()[0]
+        return self.replayed(old) if storage else self.in_layout(old)
+
+    def save(self, written: Value, later: Sequence[Op]) -> None:
+        """Copy what is memory of its own to torch, and `written` here, before that changes."""
+        used = dict.fromkeys(v for op in later for v in op.operands())
+        for old in dict.fromkeys(w for v in used for w in (self.base(v), v)):
+            if self.base(old) is written:
+                continue
+            if self.root(self.new.get(old, old)) is written:
+                self.new[old] = self._call("aten.clone.default", old, self.in_layout(old))
+            if old in self.exact and self.root(self.exact[old]) is written:
+                del self.exact[old]
+
     # ---- layouts
     def in_layout(self, old: Value) -> Value:
         """What became of `old`, with the strides of its type."""
@@ -186,7 +218,9 @@ class _Lowering:
 
     def _again(self, call: Op) -> tuple[Value, ...]:
         values = tuple(replace(r, name=self.builder.names(r.name)) for r in call.results)
-        self.builder.ops.append(replace(call, results=values))
+        made = replace(call, results=values)
+        self.note_view(made)
+        self.builder.ops.append(made)
         origins.derive(values, call.results)
         return values
 
@@ -200,8 +234,8 @@ class _Lowering:
     def home(self, old: Value, base: Value) -> Value:
         """`old` in memory that no result has whose base is another."""
         if old not in self.homes:
-            value, exact = self.new.get(old, old), self.in_layout(old)
-            if self.owner.setdefault(value, base) is not base and exact is value:
+            exact = self.in_layout(old)
+            if self.owner.setdefault(self.root(exact), base) is not base:
                 exact = self._call("aten.clone.default", old, exact)
             self.homes[old] = exact
         return self.homes[old]
@@ -221,6 +255,11 @@ class _Lowering:
             call = maker.map({v: self.replayed(v) for v in maker.operands()})
             self.homes.update(zip(maker.results, self._again(call), strict=True))
         return self.homes[old]
+
+
+STORAGE = ("aten.as_strided.default", "aten.as_strided_copy.default",
+           "aten.as_strided_scatter.default")
+"""Calls that count from the start of the storage, not of the tensor."""
 
 
 def plain(kind: Type) -> Type:

@@ -228,14 +228,21 @@ def contract(e: Emit, formula: str, a: Value, b: Value) -> Value:
                          dtype_of(x.type)))
 
 
+def multiplied(e: Emit, formula: str, a: Value, b: Value) -> Value:
+    """A contraction of what torch multiplies: matrices of one type."""
+    if dtype_of(a.type) != dtype_of(b.type):
+        raise Unsupported("matrices of two types")
+    return contract(e, formula, a, b)
+
+
 def matmul(formula: str) -> Build:
-    return lambda e, a, b: e.finish(contract(e, formula, a, b))
+    return lambda e, a, b: e.finish(multiplied(e, formula, a, b))
 
 
 def added_matmul(formula: str) -> Build:
     """beta x + alpha a @ b, rounded once; with beta = 0 nothing of x counts, NaN neither."""
     def build(e: Emit, x: Value, a: Value, b: Value, beta: Number, alpha: Number) -> Value:
-        out = contract(e, formula, a, b)
+        out = multiplied(e, formula, a, b)
         if alpha != 1:
             out = e.map("mul", out, alpha)
         if beta == 0:

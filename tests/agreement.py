@@ -1,0 +1,74 @@
+"""Helpers: what a function does compiled against what it does in eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+
+def rung(fn: Callable[..., Any], strict: bool = True, **kwargs: Any) -> Callable[..., Any]:
+    return torch.compile(fn, backend="rung", options={"strict": strict}, **kwargs)
+
+
+def leaves(x: Any) -> list[Any]:
+    return torch.utils._pytree.tree_leaves(x)
+
+
+def copied(args: Sequence[Any]) -> list[Any]:
+    """Copies with the same strides that require gradients where `args` do."""
+    def one(x: Any) -> Any:
+        if not isinstance(x, torch.Tensor):
+            return x
+        new = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).copy_(x.detach())
+        return new.requires_grad_(x.requires_grad)
+    return [one(x) for x in args]
+
+
+def sharing(outs: Sequence[Any], args: Sequence[Any]) -> set[str]:
+    """Which tensors among results and arguments are one, or lie in one storage."""
+    named = {f"out {n}": x for n, x in enumerate(outs)} | {
+        f"in {n}": x for n, x in enumerate(args)}
+    found = {k: x for k, x in named.items() if isinstance(x, torch.Tensor) and x.numel()}
+    return {f"{a} {'is' if found[a] is found[b] else '~'} {b}" for a in found for b in found
+            if a < b and found[a].untyped_storage().data_ptr() ==
+            found[b].untyped_storage().data_ptr()}
+
+
+def outcome(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[list[Any], list[Any], Any]:
+    """Results, gradients of the arguments, and the sharing of one call."""
+    outs = leaves(fn(*args))
+    roots = [x for x in outs if isinstance(x, torch.Tensor) and x.requires_grad]
+    wanted = [x for x in args if isinstance(x, torch.Tensor) and x.requires_grad]
+    shared = sharing(outs, args)
+    grads = torch.autograd.grad(
+        [(x.double() * (n + 1)).sum() for n, x in enumerate(roots)], wanted,
+        allow_unused=True) if roots else []
+    return outs, list(grads), shared
+
+
+def steps(x: torch.Tensor) -> list[int]:
+    """The strides of dimensions with more than one element: the others lead nowhere."""
+    return [step for size, step in zip(x.shape, x.stride(), strict=True) if size > 1]
+
+
+def same(got: Any, want: Any, exact: bool = False) -> None:
+    assert type(got) is type(want)
+    if not isinstance(want, torch.Tensor):
+        assert got == want
+        return
+    assert (got.dtype, got.shape, steps(got)) == (want.dtype, want.shape, steps(want))
+    tolerance: dict[str, Any] = {"rtol": 0, "atol": 0} if exact else {}
+    torch.testing.assert_close(got, want, equal_nan=True, **tolerance)
+
+
+def agrees(fn: Callable[..., Any], args: Sequence[Any], exact: bool = False, strict: bool = True,
+           **kwargs: Any) -> None:
+    """`fn` does the same compiled as in eager, to its arguments too."""
+    theirs, ours = copied(args), copied(args)
+    want, want_grads, want_sharing = outcome(fn, theirs)
+    got, got_grads, got_sharing = outcome(rung(fn, strict, **kwargs), ours)
+    assert got_sharing == want_sharing
+    for a, b in zip([*got, *got_grads, *ours], [*want, *want_grads, *theirs], strict=True):
+        same(a, b, exact)

@@ -1,0 +1,411 @@
+"""Kinds of programs that users reported of compilers, a row each: what eager does is right.
+
+Integers, special values, types, reductions, windows, indices, memory, modules and Python around
+the graph. `tests/test_cases.py` has those that went wrong here.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections import namedtuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from agreement import agrees, leaves, rung, same
+from torch import nn
+from torch.nn import functional as F
+
+Make = Callable[[], Sequence[Any]]
+Rows = dict[str, tuple[Callable[..., Any], Make]]
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()
+
+
+def numbers(*values: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """More than a vector of the values, over and over."""
+    return torch.tensor(values, dtype=dtype).repeat(7)
+
+
+def odd() -> Sequence[torch.Tensor]:
+    return [numbers(NAN, INF, -INF, -0.0, 0.0, 2.5, -3.5, 1e-40)]
+
+
+def signs() -> Sequence[torch.Tensor]:
+    return [numbers(7, -7, 6, -6, dtype=torch.int64), numbers(2, 2, -4, -3, dtype=torch.int64)]
+
+
+def _ages(i: torch.Tensor) -> Any:
+    return i * torch.tensor([10 ** 9]), i * 3_000_000_000, (i * 2 ** 40) // 2 ** 38
+
+
+def _bits(x: torch.Tensor) -> Any:
+    b = x.view(torch.int32)
+    return ((b >> 23) & 255) - 127, ((b & 0x7FFFFF) | 0x3F800000).view(torch.float32)
+
+
+INTEGERS: Rows = {
+    "quotients of all signs": (lambda x, y: (
+        x // y, x % y, torch.fmod(x, y), torch.div(x, y, rounding_mode="trunc")), signs),
+    "more than 32 bits": (_ages, lambda: [torch.arange(11)]),
+    "unsigned bytes": (lambda x: (-x, -x < 4, ~x > 250, x.any(), x.any(0), x.all()), lambda: [
+        numbers(6, 0, 1, 255, dtype=torch.uint8)]),
+    "bytes that overflow": (lambda c, x: (c * (x + c), c * x + c * c, (c * x).to(torch.int32)),
+        lambda: [numbers(100, -128, 3, dtype=torch.int8), numbers(5, -1, 99, dtype=torch.int8)]),
+    "shifts by too much": (lambda x, s: (x << s, x >> s, x << 63, x >> 64), lambda: [
+        numbers(1000, -1000, 1, -1, dtype=torch.int64), numbers(64, 65, 1, 63, dtype=torch.int64)]),
+    "bits of floats": (_bits, lambda: [numbers(1, -1.5, 1e10, 3e-5)]),
+    "sums of bools and bytes": (lambda b, i: (b.sum(), b.cumsum(0), i.sum(0), i.prod(), i.cumsum(
+        0, dtype=torch.float32), b.sum(dtype=torch.int8)), lambda: [
+        numbers(1, 0, 1, dtype=torch.bool), numbers(1, -1, 2, dtype=torch.int8)]),
+}
+VALUES: Rows = {
+    "clamps": (lambda x: (x.clamp(min=0), x.clamp(-1, 1), x.clamp(max=NAN), torch.maximum(
+        x, torch.tensor(1.0)), torch.fmin(x, torch.tensor(0.0)), x.clamp(min=2, max=1)), odd),
+    "rounding": (lambda x: (x.round(), x.frac(), x.trunc(), x.floor(), torch.round(
+        x * 1.005, decimals=2)), odd),
+    "signs of zero and NaN": (lambda x: (x.sign(), x.signbit(), torch.copysign(torch.ones(()), x),
+        x.abs(), -x, x.sgn()), odd),
+    "inverse pairs": (lambda x: (torch.log(torch.exp(x)), torch.sqrt(x * x), torch.tan(
+        torch.atan(x)), 1 / (1 / x), x - x, x / x, x * 0), odd),
+    "quotients near a whole number": (lambda x: (x // 0.1, x % 0.1, torch.div(
+        x, 3, rounding_mode="floor"), torch.remainder(x, -0.7)), lambda: [numbers(0.3, 1.0, -0.6)]),
+    "places of NaN": (lambda x: (x.argmax(), x.view(7, 8).argmin(1), x.max(0), x.view(7, 8).amax(
+        0), x.isnan().any(), torch.nan_to_num(x)), odd),
+    "a constant that is NaN": (lambda x: x + torch.acosh(torch.zeros(3, 1)), odd),
+    "xor with itself": (lambda x: torch.atan2(*2 * [((x != 0) ^ (x != 0)).float()]), odd),
+    "rows without a number": (lambda x: (torch.softmax(x, -1), torch.logsumexp(x, -1)), lambda: [
+        torch.full((2, 9), -INF)]),
+    "tied extremes": (lambda x: (x.amax(-1), x.max(), x.aminmax(dim=0)), lambda: [
+        torch.ones(3, 4, requires_grad=True)]),
+    "long constants": (lambda x: x * 3.141592653589793 + 1e-17, lambda: [
+        torch.ones(9, dtype=torch.float64)]),
+}
+TYPES: Rows = {
+    "a number beside bfloat16": (lambda x: (
+        torch.fmod(x, 1.7), x % 1.7, x * 0.1, x + 1e-3, x > 0.1), lambda: [
+            numbers(1.703125, -1.703125, 0.1, dtype=torch.bfloat16)]),
+    "a round trip through half": (lambda x: (x.half().float(), x.bfloat16().float() + x), lambda: [
+        numbers(1.0001, 3.14159, -70000)]),
+    "promotion": (lambda b, h, i: (b + h, h * i, i / 2, b.float() + i, torch.ldexp(h, i), b * 2.5,
+        torch.where(b, h, 1.5), torch.add(i, i, alpha=2)), lambda: [
+        torch.tensor([True, False, True]), torch.ones(3, dtype=torch.float16), torch.arange(3)]),
+    "a type of another tensor": (lambda x, y: (x.to(y), x.type_as(y), x.new_zeros(2) + 1),
+        lambda: [torch.ones(3), torch.ones(2, dtype=torch.float64)]),
+}
+SHAPES: Rows = {
+    "views of nothing": (lambda x: (x.view(0, 2, 3), x.reshape(3, 0).sum(1), x.mean(0).sum()),
+        lambda: [torch.zeros(0, 6)]),
+    "pools": (lambda x: (F.avg_pool2d(x, 3, 2, ceil_mode=True), F.avg_pool2d(x, 2, 2, 1,
+        count_include_pad=False), *F.max_pool2d(x, 2, 2, dilation=2, return_indices=True),
+        F.adaptive_avg_pool2d(x, (3, 2))), lambda: [torch.randn(2, 3, 7, 5, requires_grad=True)]),
+    "resampling": (lambda x: [F.interpolate(x, size=(7, 3), mode=m, align_corners=a) for m, a in (
+        ("bilinear", True), ("bilinear", False), ("bicubic", False), ("nearest", None))],
+        lambda: [torch.randn(1, 2, 4, 5, requires_grad=True)]),
+    "convolutions": (lambda x, w: (F.conv2d(x, w, padding=1), F.conv2d(x, w, stride=2), F.conv2d(
+        x, w[:, :1], groups=4), F.conv_transpose2d(x, w, stride=2, output_padding=1)), lambda: [
+        torch.randn(2, 4, 6, 5, requires_grad=True), torch.randn(4, 4, 3, 3, requires_grad=True)]),
+    "einsum": (lambda x, y: (torch.einsum("ij,kj->ik", x, y), torch.einsum("ii->i", x),
+        torch.einsum("...i,...i", x, y), torch.einsum("ij->", x)), lambda: [
+        torch.randn(3, 3, requires_grad=True), torch.randn(3, 3, requires_grad=True)]),
+    "parts and their join": (lambda x: (
+        torch.cat([x.flip(0), x[1:] * 2, x[:0]]).softmax(0), *x.chunk(2), x.roll(1, 0),
+        x.unfold(0, 3, 2)), lambda: [torch.randn(6, 4, requires_grad=True)]),
+}
+INDICES: Rows = {
+    "duplicates add up": (lambda x, i: (x.index_add(0, i, x[i]), x.scatter_add(0, i[:, None].expand(
+        -1, 4), x[i]), x.index_put((i,), x[i], accumulate=True)), lambda: [
+        torch.randn(5, 4, requires_grad=True), torch.tensor([0, 3, 3, -2 + 5, 0])]),
+    "an index that is computed": (
+        lambda x, i: x.gather(0, (i * 2) % 5) * x.scatter(0, i, 2.0), lambda: [
+            torch.randn(5, 4, requires_grad=True), torch.arange(5).repeat(4, 1).t()]),
+    "a search in a slice": (lambda o, v: (torch.searchsorted(o[1:], v), torch.bucketize(v, o[::2])),
+        lambda: [torch.tensor([0, 3, 7, 12, 20]), torch.arange(21)]),
+    "a mask": (lambda x: (x.masked_fill(x[:1] > 0, -1.0), torch.where(x > 0, x, 0.0).sum(), x * (
+        x > 0)), lambda: [torch.randn(4, 5, requires_grad=True)]),
+    "a slice is replaced": (lambda x: (x.slice_scatter(x[:2] * 2, 0, 1, 3), x.select_scatter(
+        x[0], 1, 2) if x.shape[0] == x.shape[1] else x), lambda: [
+        torch.randn(4, 4, requires_grad=True)]),
+    "the largest of each row": (lambda x: (*x.topk(2), x.sort(-1).values, x.argsort(0), x.cummax(0)[
+        0]), lambda: [torch.randn(5, 6, requires_grad=True)]),
+}
+
+
+def _before(x: torch.Tensor) -> Any:
+    old = x.sum()
+    x.mul_(2)
+    x[0] = 1
+    return old, x.sum(), x.clone()
+
+
+def _metadata(x: torch.Tensor) -> Any:
+    x.t_()
+    x.unsqueeze_(0)
+    return x * 2
+
+
+def _resized(x: torch.Tensor) -> Any:
+    y = torch.empty(0)
+    y.resize_(3, 2).copy_(x)
+    z = torch.empty(0)
+    z.set_(y)
+    return y + z
+
+
+def _swap(x: torch.Tensor, y: torch.Tensor) -> Any:
+    old = x.clone()
+    x.copy_(y)
+    y.copy_(old)
+    return old.t(), x + y
+
+
+def _copies(x: torch.Tensor) -> Any:
+    """Copies of an argument, seen in several ways, one of them after it has changed."""
+    whole, turned, window = x.clone(), x.clone().t(), x.clone().as_strided((2, 2), (2, 1))
+    x.mul_(2)
+    return whole, turned, window, x.t(), x.clone()
+
+
+def _own_flip(x: torch.Tensor) -> Any:
+    y = torch.zeros_like(x)
+    y[1:3] = x[1:3]
+    y += y.flip(0)
+    return y
+
+
+MEMORY: Rows = {
+    "arguments are swapped": (_swap, lambda: [torch.randn(3, 3), torch.randn(3, 3)]),
+    "copies before an update": (_copies, lambda: [torch.randn(4, 3)]),
+    "views of copies": (lambda x: (x.clone().t(), x.clone().as_strided((2,), (2,)), x.t()),
+        lambda: [torch.randn(4, 3)]),
+    "read before it is written": (_before, lambda: [torch.ones(4, 3)]),
+    "the shape of an argument changes": (_metadata, lambda: [torch.ones(4, 3)]),
+    "fresh memory is resized": (_resized, lambda: [torch.ones(3, 2)]),
+    "added to its own mirror image": (_own_flip, lambda: [torch.randn(5, 2)]),
+    "strides of the result": (lambda x: torch.empty_strided((2, 3), (1, 2)).copy_(x), lambda: [
+        torch.ones(2, 3)]),
+    "a window into an argument": (lambda x: x[1:].as_strided((2, 2), (3, 1), 4) * 2, lambda: [
+        torch.arange(12.0).view(4, 3)]),
+}
+
+
+@pytest.mark.parametrize("rows, name", [(rows, name) for rows in (
+    INTEGERS, VALUES, TYPES, SHAPES, INDICES, MEMORY) for name in rows])
+def test_a_program_does_as_in_eager(rows: Rows, name: str) -> None:
+    fn, make = rows[name]
+    agrees(fn, make(), exact=rows in (INTEGERS, MEMORY), strict=False)
+
+
+def test_one_tensor_as_two_arguments() -> None:
+    def fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return x * y
+    ours, theirs = torch.ones(5), torch.ones(5)
+    same(rung(fn)(ours, ours), fn(theirs, theirs))
+    same(ours, theirs)
+
+
+RAISES: Rows = {
+    "a whole number to a negative power": (lambda x: x ** -1, lambda: [torch.arange(3)]),
+    "a quotient by zero": (lambda x, y: x // y, lambda: [
+        torch.ones(2).long(), torch.zeros(2).long()]),
+    "an index beyond the end": (lambda x, i: x.index_select(0, i), lambda: [
+        torch.ones(3, 2), torch.tensor([3])]),
+    "a place beyond the end": (lambda x: x.select(0, 3), lambda: [torch.ones(3, 2)]),
+    "a window beyond the end": (lambda x: x.as_strided((4, 4), (4, 1)) + 1, lambda: [
+        torch.ones(3, 2)]),
+    "a scatter before the start": (lambda x, i: x.scatter_reduce(0, i, x, "sum"), lambda: [
+        torch.ones(3), torch.tensor([0, -4, 1])]),
+    "types that do not mix": (lambda x, w: F.linear(x, w), lambda: [
+        torch.ones(2, 3), torch.ones(2, 3, dtype=torch.float64)]),
+    "a negative width": (lambda x: F.smooth_l1_loss(x, x + 1, beta=-1.0), lambda: [torch.ones(3)]),
+    "padding of an output": (lambda x, w: F.conv_transpose2d(x, w, stride=1, output_padding=2),
+        lambda: [torch.ones(1, 1, 3, 3), torch.ones(1, 1, 2, 2)]),
+}
+
+
+@pytest.mark.parametrize("name", RAISES)
+def test_an_error_is_raised_as_in_eager(name: str) -> None:
+    fn, make = RAISES[name]
+    with pytest.raises((RuntimeError, IndexError)):
+        fn(*make())
+    with pytest.raises((RuntimeError, IndexError)):
+        rung(fn, strict=False)(*make())
+
+
+# ---- modules and Python around the graph
+class Counter(nn.Module):
+    """A buffer that counts the calls and scales the result; the class is read as well."""
+
+    factor = 2.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+        self.norm = nn.BatchNorm1d(4)
+        self.seen: list[int] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.seen.append(len(x))
+        return self.norm(x) * self.calls * self.factor
+
+
+def test_state_changes_as_in_eager() -> None:
+    ours, theirs = Counter(), Counter()
+    run = rung(ours, strict=False)
+    for n, factor in ((3, 2.0), (3, 5.0), (6, 0.5)):
+        x = torch.randn(n, 4)
+        Counter.factor = factor
+        same(run(x), theirs(x))
+        theirs.train(n == 3)
+        ours.train(n == 3)
+    for a, b in zip(ours.state_dict().values(), theirs.state_dict().values(), strict=True):
+        same(a, b)
+    assert ours.seen == theirs.seen == [3, 3, 6]
+
+
+def test_grad_modes_as_in_eager() -> None:
+    def fn(x: torch.Tensor) -> Any:
+        with torch.no_grad():
+            y = x * 2
+        return y, x * 3, torch.is_grad_enabled()
+    run = rung(fn, strict=False)
+    for enabled in (False, True, False):
+        with torch.set_grad_enabled(enabled):
+            got, want = (f(torch.ones(3, requires_grad=True)) for f in (run, fn))
+        assert [getattr(v, "requires_grad", v) for v in got] == [
+            getattr(v, "requires_grad", v) for v in want]
+
+
+Pair = namedtuple("Pair", "sum parts")
+
+
+def test_structures_come_back_as_they_are() -> None:
+    def fn(x: torch.Tensor) -> Any:
+        return {"pair": Pair(x.sum(), [x, (x * 2, None, 3)]), "size": x.shape, 1: "text"}
+    x = torch.randn(2, 3)
+    got, want = rung(fn, strict=False)(x), fn(x)
+    assert type(got["pair"]) is Pair and list(got) == list(want) and got["size"] == want["size"]
+    for a, b in zip(leaves(got), leaves(want), strict=True):
+        same(a, b)
+
+
+def test_random_numbers_are_eagers() -> None:
+    def fn(x: torch.Tensor) -> Any:
+        y = F.dropout(x, 0.3)
+        return y + torch.rand_like(x), torch.randn(3), torch.randperm(5)
+    results = []
+    for f in (fn, rung(fn, strict=False)):
+        torch.manual_seed(5)
+        results.append([*f(torch.ones(40)), torch.rand(2)])
+    for a, b in zip(*results, strict=True):
+        same(b, a)
+
+
+def test_recurrent_layers_and_hooks() -> None:
+    model = nn.LSTM(3, 4, num_layers=2, batch_first=True)
+    seen: list[int] = []
+    model.register_forward_hook(lambda *_: seen.append(1))
+    x = torch.randn(2, 5, 3)
+    for a, b in zip(leaves(rung(model, strict=False)(x)), leaves(model(x)), strict=True):
+        torch.testing.assert_close(a, b)
+    assert len(seen) == 2
+
+
+def test_branches_on_data() -> None:
+    def fn(x: torch.Tensor) -> Any:
+        if x.sum() > 0:
+            return x[x > 0] * x.max().item()
+        return torch.unique(x.round())
+    run = rung(fn, strict=False)
+    for sign in (1, -1, 1):
+        x = torch.rand(9) * sign
+        same(run(x), fn(x))
+
+
+def test_functions_that_differ_in_a_constant() -> None:
+    def make(k: float) -> Callable[..., Any]:
+        return lambda x: x * k + torch.tensor([k, 2.0])
+    for k in (1.5, 2.5, -0.0):
+        same(rung(make(k))(torch.ones(2)), make(k)(torch.ones(2)))
+
+
+def test_a_result_is_an_argument_of_the_next_call() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x) + x.flip(0)
+    run, ours, kept = rung(fn), torch.randn(8, 3), []
+    theirs = ours.clone()
+    for _ in range(4):
+        ours, theirs = run(ours), fn(theirs)
+        kept.append((ours, ours.clone()))
+    torch.testing.assert_close(ours, theirs)
+    assert all(torch.equal(a, b) for a, b in kept)  # no later call writes into a result
+
+
+def test_results_are_released() -> None:
+    run = rung(lambda x: (x * 2, x.t() + 1))
+    x = torch.randn(30, 30)
+    first, _ = run(x)
+    gone = weakref.ref(first)
+    del first, _
+    gc.collect()
+    assert gone() is None
+
+
+def test_calls_from_several_threads() -> None:
+    run, wrong = rung(lambda x: torch.softmax(x @ x.t(), -1).sum(0)), []
+    def work(seed: int) -> None:
+        for n in range(1, 5):
+            x = torch.randn(n, 4, generator=torch.Generator().manual_seed(seed))
+            if not torch.allclose(run(x), torch.softmax(x @ x.t(), -1).sum(0), atol=1e-5):
+                wrong.append((seed, n))
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_sizes_that_are_numbers_too() -> None:
+    def fn(x: torch.Tensor) -> Any:
+        n, m = x.shape
+        return x / n + m, torch.arange(n) * m, x.repeat_interleave(2, 0).flip(0), x.mean(0) * n
+    run = rung(fn, dynamic=True, strict=False)
+    for shape in ((1, 3), (5, 3), (2, 7)):
+        x = torch.randn(shape)
+        for a, b in zip(run(x), fn(x), strict=True):
+            same(a, b)
+
+
+def test_learning_rates_in_tensors() -> None:
+    weights = [torch.ones(3, requires_grad=True) for _ in range(2)]
+    rate = torch.tensor(0.5)
+    def step(w: torch.Tensor, g: torch.Tensor, rate: torch.Tensor) -> None:
+        with torch.no_grad():
+            w.sub_(g * rate)
+    run = rung(step, strict=False)
+    for n in range(3):
+        for w, f in zip(weights, (step, run), strict=True):
+            f(w, torch.full((3,), n + 1.0), rate)
+        rate.mul_(0.5)
+        same(weights[1].detach(), weights[0].detach())
+
+
+def test_complex_numbers_rotate() -> None:
+    def fn(x: torch.Tensor, angles: torch.Tensor) -> Any:
+        z = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2))
+        return torch.view_as_real(z * torch.polar(torch.ones_like(angles), angles)).flatten(-2)
+    args = torch.randn(2, 5, 8, requires_grad=True), torch.randn(5, 4)
+    agrees(fn, args, strict=False)
