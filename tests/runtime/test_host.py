@@ -53,6 +53,17 @@ def test_temporaries_are_addresses_in_one_workspace() -> None:
     torch.testing.assert_close(got, ((a.softmax(-1)) @ b).softmax(-1))
 
 
+def test_a_stretch_ends_where_a_large_argument_is_last_read() -> None:
+    p, rows = Prog(), 4096
+    x, v, w = p.param("x", rows, 128), p.param("v", rows, 64), p.param("w", 64, 32)
+    run = made(p.done(p.einsum("kj,jl->kl", p.einsum("ik,ij->kj", x, v), w)))
+    lines = [line.strip() for line in run.text.partition("def run")[2].splitlines()]
+    first, second = (n for n, line in enumerate(lines) if "stretch_" in line)
+    assert first < lines.index("del x, v") < second
+    a, b, c = torch.randn(rows, 128), torch.randn(rows, 64), torch.randn(64, 32)
+    torch.testing.assert_close(run([a, b, c])[0], a.T @ b @ c, rtol=1e-3, atol=1e-2)
+
+
 def test_the_list_of_arguments_is_emptied_and_inputs_die() -> None:
     args = [torch.randn(9)]
     run = made(models.floor_add())
