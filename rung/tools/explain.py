@@ -14,12 +14,13 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from rung.core import trace
+from rung.core import origins, trace
 from rung.core.cost import Bound, bound
 from rung.core.errors import RungError
-from rung.core.op import Func
+from rung.core.op import Func, walk
 from rung.core.trace import Event
 from rung.frontends.torch import compat
+from rung.kernel.ir import Alloc, For
 from rung.program import memory
 from rung.program.ir import KernelCall, Module
 from rung.targets.base import Target, target
@@ -135,11 +136,36 @@ def _kernels(reached: Reached) -> Iterator[str]:
         if kernel.name in full:
             yield f"  kernel {kernel.name}{calls}"
             yield from (f"    from {x}" for x in describe(sources_of(loop, kernel)))
+            yield from _levels(kernel, reached)
             yield f"    {roofline(cost)}"
             mapped = next((k for k in tiles.kernels if k.name == kernel.name), kernel)
             yield from _mapping(kernel.name, str(mapped.attr("mapping") or ""), reached)
     rest = [f"{k} x{counts[k]} ({least[k].seconds * 1e6:.1f} us)" for k in dearest if k not in full]
     yield from _list("  and the kernels", rest)
+
+
+def _levels(kernel: Func, reached: Reached) -> Iterator[str]:
+    """What fusion did, on both its levels: the ATen calls that are grouped into one kernel, and
+    inside it the loops that are left of theirs and the values that wait in memory between them."""
+    grouped = dict.fromkeys(o for v in sources_of(reached.modules["loop"], kernel)
+                            for o in origins.of(v))
+    names = sorted(Counter(o.target for o in grouped).items())
+    yield from _list(f"    graph level: {counted(len(grouped), 'ATen call')} in one kernel:",
+                     [name + (f" x{n}" if n > 1 else "") for name, n in names])
+    lowered = reached.modules["kernel"].kernels if "kernel" in reached.modules else ()
+    own = [k for k in lowered if k.name == kernel.name and k.kind == "kernel-ir"]
+    for ops in (list(walk(k.body)) for k in own):
+        inner = [op for op in ops if isinstance(op, For)
+                 and not any(isinstance(x, For) for x in walk(op.body))]
+        kept = [f"{op.result.name} in {op.result.type}" for op in ops if isinstance(op, Alloc)]
+        yield (f"    kernel level: {counted(len(inner), 'innermost loop')}, "
+               f"{counted(len(kept), 'value')} in memory between"
+               + (f": {', '.join(kept)}" if kept else ""))
+
+
+def counted(n: int, what: str) -> str:
+    """`1 loop`, `2 loops`."""
+    return f"{n} {what}{'s' * (n != 1)}"
 
 
 def _list(title: str, items: Sequence[str]) -> Iterator[str]:

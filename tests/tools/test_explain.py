@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -81,6 +85,37 @@ def test_the_report_of_a_matmul() -> None:
 def test_alternatives_are_priced() -> None:
     text = explain(from_expression("torch.randn(17, 9) @ torch.randn(9, 23)"), BASE)
     assert "instead: " in text and " us (compute" in text
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """Prices, and so what is chosen, are as on a machine with two cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_graph_level_and_kernel_level_fusion_are_told_apart(
+        golden: Callable[[Path, str], None], two_threads: None) -> None:
+    told = []
+    for expression in ("torch.softmax(torch.randn(512, 2048), -1)", "torch.randn(9, 5).floor() + 1",
+                       "torch.relu((torch.randn(504, 512) + torch.randn(512)) "
+                       "@ torch.randn(512, 512))"):
+        text = explain(from_expression(expression), Request(target="cpu.avx512"), ["kernels"])
+        told += [x for x in text.splitlines() if re.match("  kernel |    (graph|kernel) level", x)]
+    golden(Path(__file__).parent.parent / "goldens" / "explain.levels.txt", "\n".join(told) + "\n")
+
+
+def test_levels_follow_from_the_kernel_itself() -> None:
+    found = captured("torch.softmax(torch.randn(512, 2048), -1)")
+    assert found.graphs[0].imported
+    stages = lower_module(found.graphs[0].imported.func, target("cpu.avx512"))
+    (kernel,) = stages.modules["kernel"].kernels
+    text = explain(from_expression("torch.softmax(torch.randn(512, 2048), -1)"),
+                   Request(target="cpu.avx512"), ["kernels"])
+    (arrays,) = re.findall(r"(\d+) values? in memory between", text)
+    assert int(arrays) == str(kernel).count(" = alloc ") > 0
 
 
 def broken(x: torch.Tensor) -> torch.Tensor:
@@ -233,13 +268,8 @@ def test_sizes(n: int, text: str) -> None:
     assert size(n) == text
 
 
-def test_splits_are_priced() -> None:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        text = explain(from_expression("torch.randn(1 << 22).sum()"), BASE, ["splits"])
-    finally:
-        torch.set_num_threads(threads)
+def test_splits_are_priced(two_threads: None) -> None:
+    text = explain(from_expression("torch.randn(1 << 22).sum()"), BASE, ["splits"])
     lines = [x.strip() for x in text.splitlines() if "parts" in x]
     assert sum(x.startswith("sum: priced, ") for x in lines) == 3
     assert [x for x in lines if x.startswith("sum: done, ")]
