@@ -182,13 +182,13 @@ def test_what_dynamo_made() -> None:
 
 def test_what_autograd_made() -> None:
     def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return torch.lerp(x.exp(), x, 0.25) * y.round().detach()
+        return torch.rot90(x.exp(), 2) * y.round().detach()
 
     text = explain(Given("function", function, (torch.randn(3, 4), torch.randn(4))),
                    Request(target="cpu.base", train=True), ["aten", "decompositions", "saved"])
     forward, backward = text.split("graph 2 of 2: backward")
     assert "torch.ops.aten.exp.default" in forward and "tangents_1" in backward
-    assert "aten.lerp.Scalar -> " in forward
+    assert "aten.rot90.default -> " in forward
     assert "saved for backward: " in forward and ": float32[3,4]\n" in forward
     assert "gradients of 1 of 2 inputs; None for input 1" in backward
 
