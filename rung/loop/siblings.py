@@ -59,9 +59,16 @@ def can_be(joined: Func) -> Reason | None:
         return "contractions over different axes"
     folded = {op.axis for op in joined.body.ops if isinstance(op, Fold | Contract)}
     nests = [set(op_axes(op)) for op in joined.body.ops if isinstance(op, Store)]
-    if any(nests) and not set.intersection(*nests) - folded:
+    if any(nests) and not set.intersection(*nests) - folded and not _one_nest(joined):
         return "the outputs have no loop in common"
     return None
+
+
+def _one_nest(func: Func) -> bool:
+    """Whether some store runs over all axes, so that folds over any of them can share its loops:
+    sums of rows end within one step, those of columns wait in an array."""
+    return any(set(op_axes(op)) == set(extents_of(func)) for op in func.body.ops
+               if isinstance(op, Store))
 
 
 def _contractions(func: Func) -> list[Contract]:

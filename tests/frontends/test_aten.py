@@ -180,11 +180,13 @@ def composites() -> list[Case]:
 def norms() -> list[Case]:
     out = []
     for d in (F32, BF16, F64):
-        x = tame((4, 6), d)
-        for size in ([6], [4, 6]):
+        x, g, mean, rstd = (tame(s, d, n) for n, s in enumerate(((4, 6), (4, 6), (4, 1), (4, 1))))
+        for size, m in (([6], (mean, rstd)), ([4, 6], (mean[:1], rstd[:1]))):
             both = (tame(size, d, 2), tame(size, d, 3))
             out += [case("native_layer_norm", x, size, *wb, 1e-5, close=32)
                     for wb in (both, (None, None), (both[0], None))]
+            out += [case("native_layer_norm_backward", g, x, size, *m, *both, mask, close=64)
+                    for mask in ([True] * 3, [True, False, False], [False, True, False])]
             out += [case("_fused_rms_norm", x, size, both[0], 1e-5, close=16),
                     case("_fused_rms_norm", x, size, None, None, close=16)]
         out += batches(d)
@@ -264,10 +266,15 @@ def losses() -> list[Case]:
                               generator=torch.Generator().manual_seed(1))
             for reduction in (0, 1, 2):
                 g = tame(tuple(t.shape) if reduction == 0 else (), d, 2)
+                out += [case(f"{name}_forward", x, t, v, reduction, ignored, close=16)
+                        for v in (None, w) for ignored in (-100, 1)]
                 out += [case(f"{name}_backward", g, x, t, v, reduction, ignored,
                              torch.tensor(2.5, dtype=d), close=16)
                         for v in (None, w) for ignored in (-100, 1)]
-    return out
+    x, t = tame((4, 5)), torch.tensor([2, -100, 2, 0])
+    return [*out, case("nll_loss_forward", x, t * 0 - 100, None, 1, -100),
+            case("nll_loss_forward", x[:0], t[:0], None, 1, -100),
+            case("nll_loss_forward", x, t, None, 1, -100, close=4)]
 
 
 CASES = [*views(), *moves(), *rearranged(), *reductions(), *composites(), *norms(),
@@ -292,6 +299,8 @@ OUTSIDE = [
     case("index_put", data((6, 5)), [torch.tensor(-7)], data(())),
     case("gather", data((6, 5)), 1, torch.tensor([[5]])),
     case("gather", data((6, 5)), 0, torch.tensor([[-1]])),
+    case("nll_loss_forward", data((2, 5)), torch.tensor([1, 5]), None, 1, -100),
+    case("nll_loss_forward", data((2, 5)), torch.tensor([1, -1]), None, 0, 1),
     case("nll_loss_backward", data(()), data((2, 5)), torch.tensor([1, 5]), None, 1, -100,
          data(())),
 ]

@@ -86,7 +86,16 @@ def gates() -> Func:
     return p.done(*(p.einsum("ik,jk->ij", x, w) for w in (a, b)))
 
 
-@pytest.mark.parametrize("make", [split_heads, symbolic, gates], ids=lambda f: f.__name__)
+def norm_gradients() -> Func:
+    """A fold of each row that a result over all axes reads, and one of each column."""
+    p = Prog("norm_gradients")
+    x, g = p.param("x", 24, 16), p.param("g", 24, 16)
+    low = p.reduce("add", p.map("mul", x, g), 1, keep=True)
+    return p.done(p.map("sub", g, low), p.reduce("add", g, 0))
+
+
+@pytest.mark.parametrize("make", [split_heads, symbolic, gates, norm_gradients],
+                         ids=lambda f: f.__name__)
 def test_joined_kernels_keep_the_meaning(make: object) -> None:
     program = make()  # type: ignore[operator]
     before = fuse(to_loop(program), price)

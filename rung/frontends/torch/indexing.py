@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from rung.core.errors import Unsupported
 from rung.core.expr import Expr
 from rung.core.op import Value
-from rung.core.types import I32, I64, dtype_of
+from rung.core.types import F64, I32, I64, dtype_of
 from rung.frontends.torch.emit import Emit, dimension
 from rung.frontends.torch.shapes import product
-from rung.tensor.ir import Gather, Scatter, shape_of
+from rung.tensor.ir import Full, Gather, Scatter, shape_of
 
 Build = Callable[..., Value | tuple[Value, ...]]
 
@@ -155,6 +155,28 @@ def targets(e: Emit, x: Value, target: Value, weight: Value | None, ignored: int
     return at, counts, e.operand(e.op(Gather(weight, 0, at)), dtype_of(weight.type))
 
 
+def nll_loss(e: Emit, x: Value, target: Value, weight: Value | None, reduction: int, ignored: int
+             ) -> tuple[Value, Value]:
+    """-weight x[row, target], as it is, summed, or divided by the sum of the weights too."""
+    at, counts, scale = targets(e, x, target, weight, ignored)
+    rank = len(shape_of(x))
+    rows = moved(e, x, min(rank - 1, 1), rank - 1)
+    loss = e.map("neg", e.operand(along_last(e, rows, at), e.dtype))
+    zero = e.value(0, dtype_of(loss.type))
+    if scale is not None:
+        loss = e.map("mul", loss, scale)
+    loss = e.map("where", counts, loss, zero)
+    if reduction == NONE and rank > 1:
+        return e.finish(loss), e.op(Full(0.0, e.dtype, ()))
+    one = e.expand(e.value(1, dtype_of(loss.type)), shape_of(at)) if scale is None else scale
+    share = e.map("where", counts, one, zero)
+    total, whole = (e.reduce("add", e.value(v, F64), range(rank - 1)) for v in (loss, share))
+    if reduction == MEAN:
+        total = e.map("div", total, whole)
+    inner = dtype_of(loss.type)
+    return e.finish(e.value(total, inner)), e.finish(e.value(whole, inner), 1)
+
+
 def nll_loss_backward(e: Emit, grad: Value, x: Value, target: Value, weight: Value | None,
                       reduction: int, ignored: int, whole: Value) -> Value:
     """-weight grad at the target of each row that counts."""
@@ -181,6 +203,8 @@ INDEXING: dict[str, Build] = {
     "aten::index_select(Tensor self, int dim, Tensor index) -> Tensor": index_select,
     "aten::gather(Tensor self, int dim, Tensor index, *, bool sparse_grad=False) -> Tensor":
         gather,
+    **{f"aten::{name}_forward({LOSS}) -> (Tensor output, Tensor total_weight)": nll_loss
+       for name in ("nll_loss", "nll_loss2d")},
     **{f"aten::{name}_backward(Tensor grad_output, {LOSS}, Tensor total_weight) -> Tensor":
        nll_loss_backward for name in ("nll_loss", "nll_loss2d")},
     "aten::index_copy(Tensor self, int dim, Tensor index, Tensor source) -> Tensor": index_copy,

@@ -1,4 +1,4 @@
-"""Table of the norms: layer, RMS and batch norm, and the backward of batch and group norm."""
+"""Table of the norms: layer, RMS and batch norm, their backward, and that of group norm."""
 
 from __future__ import annotations
 
@@ -55,6 +55,25 @@ def rms_norm(e: Emit, x: Value, size: Sequence[object], weight: Value | None,
     return e.finish(y), e.finish(scale, 1)
 
 
+def layer_norm_backward(e: Emit, grad: Value, x: Value, size: Sequence[object], mean: Value,
+                        scale: Value, weight: Value | None, bias: Value | None,
+                        wanted: Sequence[bool]) -> tuple[Value, ...]:
+    """Gradients of x, weight and bias, those that are `wanted`."""
+    g, a, centre, factor = (e.operand(v, dtype_of(v.type)) for v in (grad, x, mean, scale))
+    hat = normal(e, a, centre, factor)
+    axes = trailing(x, size)
+    return _given(e, wanted, (
+        lambda: norm_backward(e, affine(e, g, weight, None), hat, factor, axes),
+        lambda: _sum_beside(e, e.map("mul", g, hat), axes),
+        lambda: _sum_beside(e, g, axes)))
+
+
+def normal(e: Emit, a: Value, centre: Value, factor: Value) -> Value:
+    """(a - centre) * factor"""
+    apart = e.map("sub", a, e.expand(centre, shape_of(a)))
+    return e.map("mul", apart, e.expand(factor, shape_of(a)))
+
+
 def norm_backward(e: Emit, g: Value, hat: Value, factor: Value, axes: Sequence[int]) -> Value:
     """factor (g - mean(g) - hat mean(g hat)): `hat` is what was normalised over `axes`."""
     shape = shape_of(g)
@@ -62,6 +81,12 @@ def norm_backward(e: Emit, g: Value, hat: Value, factor: Value, axes: Sequence[i
     rest = e.map("sub", g, e.expand(e.mean(g, axes, keep=True), shape))
     rest = e.map("sub", rest, e.map("mul", hat, e.expand(along, shape)))
     return e.map("mul", rest, e.expand(factor, shape))
+
+
+def _sum_beside(e: Emit, x: Value, axes: Sequence[int]) -> Value:
+    """The sum over all dimensions but `axes`."""
+    others = [n for n in range(len(shape_of(x))) if n not in axes]
+    return e.reduce("add", widened(e, x, others), others)
 
 
 def _given(e: Emit, wanted: Sequence[bool], makers: Sequence[Callable[[], Value]]
@@ -230,6 +255,9 @@ GROUPS = "SymInt N, SymInt C, SymInt HxW, int group"
 NORMS: dict[str, Build] = {
     "aten::native_layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight, "
     f"Tensor? bias, float eps) {THREE}": layer_norm,
+    "aten::native_layer_norm_backward(Tensor grad_out, Tensor input, SymInt[] normalized_shape, "
+    f"Tensor mean, Tensor rstd, Tensor? weight, Tensor? bias, bool[3] output_mask) {THREE}":
+        layer_norm_backward,
     "aten::_fused_rms_norm(Tensor input, int[] normalized_shape, Tensor? weight, float? eps) "
     "-> (Tensor, Tensor)": rms_norm,
     "aten::_native_batch_norm_legit.no_stats(Tensor input, Tensor? weight, Tensor? bias, "
