@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -106,9 +105,14 @@ def _kernels(change: Callable[[Func, Context], Func]) -> Callable[[Module, Conte
 
 # --- policies that no rung can decide by itself
 
-def keeps_call(op: Composite) -> bool:
-    """Whether a composite stays the library call that it names."""
-    return False
+def _open_composites(module: Module, context: Context) -> Module:
+    """Composites opened, but for those that the target has a better library for."""
+    def keep(op: Composite) -> bool:
+        types = [v.type for v in op.operands()]
+        return context.target.keeps_call(op.target, types, context.hints)
+
+    return Module(tuple(tensor_simplify.open_composites(p, keep) for p in module.programs),
+                  module.kernels)
 
 
 def merges_folds(kernel: Func, machine: Machine) -> bool:
@@ -188,8 +192,7 @@ PASSES = (
          "first, so that everything after it sees a repeated layer once"),
     Pass("tensor", "lower", _programs(aten.lower), "reassociates",
          "meanings replace names before anything is decided by them"),
-    Pass("tensor", "open_composites", _programs(
-        partial(tensor_simplify.open_composites, keep=keeps_call)), "reassociates",
+    Pass("tensor", "open_composites", _open_composites, "reassociates",
          "before simplify, which then sees across the borders of what was opened"),
     Pass("tensor", "simplify", _programs(tensor_simplify.simplify), "exact",
          "while index maps are still whole-tensor ops that compose"),

@@ -16,7 +16,7 @@ from rung.core.errors import RungError
 from rung.core.expr import ONE, Expr, is_size
 from rung.core.machine import Machine
 from rung.core.op import Func, Value, expressions, walk
-from rung.core.types import TensorType
+from rung.core.types import TensorType, Type
 from rung.tile.atoms import Library
 from rung.tile.mapping import Mapping as TileMapping
 
@@ -89,6 +89,9 @@ class Target(Protocol):
     @property
     def libraries(self) -> Sequence[Library]:
         """Library calls that compute whole kernels."""
+
+    def keeps_call(self, call: str, operands: Sequence[Type], hints: Mapping[str, int]) -> bool:
+        """Whether an ATen overload, which could be opened, is better called as it is."""
 
     def candidates(self, kernel: Func, machine: Machine, hints: Mapping[str, int]
                    ) -> Iterable[TileMapping]:

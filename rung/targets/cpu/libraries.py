@@ -7,15 +7,16 @@ bf16 matrix at a third of the bandwidth.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from rung.core.machine import Machine
 from rung.core.op import Func
-from rung.core.types import BF16, F32
+from rung.core.types import BF16, F32, TensorType, Type
 from rung.targets.cpu.machine import features
 from rung.tile.atoms import Library, Matmul, Operand
+from rung.tile.price import known
 
 DISPATCH = 3e-6  # seconds that one library call costs the host
 SKINNY = 8  # rows below which a library's matmul is bound by how it streams the matrix
@@ -51,6 +52,18 @@ def _fits_linear(mm: Matmul) -> bool:
 
 LIBRARIES = (Library("aten.matmul", _fits_aten, _seconds(0.40)),
              Library("onednn.linear", _fits_linear, _seconds(0.78)))
+
+
+ATTENTION = "aten._scaled_dot_product_flash_attention_for_cpu.default"
+QUERIES = 8  # from as many on, ATen's attention took 0.3 to 0.7 of the time of our own kernel
+
+
+def keeps_call(call: str, operands: Sequence[Type], hints: Mapping[str, int]) -> bool:
+    """Whether an ATen call, which could be opened, is faster as it is: attention of many queries,
+    which ATen computes in blocks, without the tiles that a causal mask hides."""
+    query = operands[0] if operands else None
+    return (call == ATTENTION and isinstance(query, TensorType)
+            and known(query.shape[-2], hints) >= QUERIES)
 
 
 def _whole(at: Mapping[str, torch.Tensor], x: Operand) -> torch.Tensor:

@@ -13,11 +13,12 @@ import torch
 from rung.core.errors import LaunchError
 from rung.core.machine import Machine
 from rung.core.op import Func
+from rung.core.types import Type
 from rung.targets.base import Launch, Signature, Stretch, buffers_of, symbols_of
 from rung.targets.cpu import glue
 from rung.targets.cpu.build import build, command_for, folder, is_whole, version
 from rung.targets.cpu.emit import emit, emit_units
-from rung.targets.cpu.libraries import LIBRARIES, run
+from rung.targets.cpu.libraries import LIBRARIES, keeps_call, run
 from rung.targets.cpu.machine import MACHINES, NEEDS, features, host
 from rung.tile.atoms import Library, match_matmul
 from rung.tile.candidates_cpu import candidates
@@ -34,6 +35,9 @@ class Cpu:
     @property
     def libraries(self) -> Sequence[Library]:
         return LIBRARIES
+
+    def keeps_call(self, call: str, operands: Sequence[Type], hints: Mapping[str, int]) -> bool:
+        return keeps_call(call, operands, hints)
 
     def candidates(self, kernel: Func, machine: Machine, hints: Mapping[str, int]
                    ) -> Iterable[TileMapping]:

@@ -9,6 +9,7 @@ from typing import Any
 from rung.core.errors import LaunchError
 from rung.core.machine import Machine
 from rung.core.op import Func
+from rung.core.types import Type
 from rung.targets.base import Launch, Signature, Stretch
 from rung.targets.cuda.emit import emit
 from rung.targets.cuda.machine import SM90
@@ -24,6 +25,9 @@ class Cuda:
     name: str = SM90.name
     machine: Machine = SM90
     libraries: Sequence[Library] = ()
+
+    def keeps_call(self, call: str, operands: Sequence[Type], hints: Mapping[str, int]) -> bool:
+        return False
 
     def candidates(self, kernel: Func, machine: Machine, hints: Mapping[str, int]
                    ) -> Iterable[TileMapping]:

@@ -57,6 +57,9 @@ class Toy:
     machine: Machine = TOY
     libraries: Sequence[Library] = ()
 
+    def keeps_call(self, call: str, operands: Sequence[Type], hints: Mapping[str, int]) -> bool:
+        return False
+
     def candidates(self, kernel: Func, machine: Machine, hints: Mapping[str, int]
                    ) -> Iterable[TileMapping]:
         return candidates(kernel, machine, hints)
