@@ -145,7 +145,8 @@ def _bench(args: argparse.Namespace) -> str:
     from rung.tools import bench
 
     against = tuple(x for x in args.against.split(",") if x)
-    return bench.bench(args.name, bench.Request(against, args.json, args.quick, args.target))
+    return bench.bench(args.name, bench.Request(
+        against, args.json, args.quick, args.target, args.threads))
 
 
 # --- the parser
@@ -225,11 +226,14 @@ def _bench_options(made: Parser) -> None:
     from rung.tools.benchmarks import NAMES
 
     made.add_argument("name", nargs="?", choices=NAMES, metavar="NAME",
-                      help=f"one of {', '.join(NAMES)} (default: all but the slow ones)")
+                      help=f"one of {', '.join(NAMES)} (default: all but the "
+                      "models, which `models` runs)")
     made.add_argument("--against", default="eager,inductor", metavar="A,B",
                       help="what to compare with (default: eager,inductor)")
     made.add_argument("--json", default="", metavar="FILE", help="write the figures here too")
     made.add_argument("--quick", action="store_true", help="tiny sizes: does it run at all?")
+    made.add_argument("--threads", type=int, default=0, metavar="N",
+                      help="threads of all that is measured (default: torch's)")
     _target_option(made)
 
 

@@ -67,22 +67,25 @@ def can_be(fused: Func) -> Reason | None:
     weights = {op: [c for c in before[op] if isinstance(c, Contract)] for op in contractions}
     for op, inner in before.items():
         again = [c for c in inner if is_contraction(c) and _axis(op) in axes_of(c.results[0].type)]
-        if again and not _is_nested_sum(op, again, fused) and not _attends(op, before):
+        if again and not _is_nested_sum(op, again, fused) and not _attends(op, again, before):
             return "a contraction's result is folded again"
     if len(contractions) == 2 and not any(weights.values()) and not _siblings(*contractions):
         return "two contractions of different loops"
     return None
 
 
-def _attends(fold: Op, before: dict[Op, list[Op]]) -> bool:
-    """Whether a contraction over this fold's axis weighs by it: softmax(q k) v."""
-    last = [c for c in before if isinstance(c, Contract) and c.axis == _axis(fold)]
-    return any(_softens(c, before) and (c is fold or fold in before[c]) for c in last)
+def _attends(fold: Op, again: list[Op], before: dict[Op, list[Op]]) -> bool:
+    """Whether a contraction over this fold's axis weighs by the softmax of those in `again`:
+    softmax(q k) v. A product that makes v would be computed again for each row of q."""
+    last = [c for c in before if isinstance(c, Contract) and c.axis == _axis(fold)
+            and (c is fold or fold in before[c])]
+    return any(all(any(c in before[f] for f in _softmax(p, before)) for c in again) for p in last)
 
 
-def _softens(last: Op, before: dict[Op, list[Op]]) -> bool:
-    return any(isinstance(f, Fold) and f.axis == _axis(last) and f.carrier in SOFTMAX
-               for f in before[last])
+def _softmax(last: Op, before: dict[Op, list[Op]]) -> list[Op]:
+    """The folds of a softmax by which a contraction over their axis weighs."""
+    return [f for f in before[last] if isinstance(f, Fold) and f.axis == _axis(last)
+            and f.carrier in SOFTMAX]
 
 
 def _is_nested_sum(fold: Op, again: list[Op], fused: Func) -> bool:

@@ -12,19 +12,25 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
+    from rung.tools import models
+
 Function = Callable[..., Any]
 Built = tuple[Function, tuple[Any, ...]]
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """`build(quick)` gives a function and its arguments; `flops(quick)` its model FLOPs or 0."""
+    """`build(quick)` gives a function and its arguments; `flops(quick)` its model FLOPs or 0.
+
+    With `train` the function is a loss, and a step of AdamW is measured around it.
+    """
 
     name: str
     what: str
     build: Callable[[bool], Built]
     flops: Callable[[bool], int] = lambda quick: 0
-    slow: bool = False
+    group: str = ""
+    train: bool = False
 
 
 def pointwise(quick: bool) -> Built:
@@ -99,6 +105,38 @@ def llama(quick: bool) -> Built:
     return models.llama_step(models.TINY if quick else models.LLAMA)
 
 
+def forward(name: str) -> Callable[[bool], Built]:
+    """A model of `models.MODELS`, without gradients."""
+    def build(quick: bool) -> Built:
+        from rung.tools import models
+
+        chosen = models.MODELS[name]
+        model, given = chosen.build(quick).eval(), _inputs(chosen, quick)
+        return lambda: models.output(model, given), ()
+    return build
+
+
+def training(name: str) -> Callable[[bool], Built]:
+    """The loss of a model of `models.MODELS`; its first argument has the parameters."""
+    def build(quick: bool) -> Built:
+        import torch
+
+        from rung.tools import models
+
+        chosen = models.MODELS[name]
+        given = _inputs(chosen, quick)
+        labels = torch.arange(len(next(iter(given.values()))))
+        return models.loss, (chosen.build(quick).train(), given, labels)
+    return build
+
+
+def _inputs(model: models.Model, quick: bool) -> models.Inputs:
+    return model.inputs(quick, model.batch, 8 if quick else model.length)
+
+
+MODELS = ("bert", "gpt2", "qwen2", "t5", "vit", "resnet", "whisper", "lstm", "mixtral", "mamba")
+TRAINED = ("gpt2", "resnet", "vit")
+MODELS_GROUP = "models"
 BENCHMARKS = (
     Benchmark("pointwise", "floor(x) + 1, 1024 x 1024", pointwise),
     Benchmark("relu_mm", "relu((x + bias) @ w), 512^3", relu_mm,
@@ -107,7 +145,10 @@ BENCHMARKS = (
     Benchmark("colsum", "column sum, 4096 x 4096", colsum),
     Benchmark("cache_step", "one token against a KV cache of 1024", cache_step),
     Benchmark("llama", "one token through a Llama of TinyLlama's widths, 4 layers", llama,
-              slow=True),
+              group=MODELS_GROUP),
+    *(Benchmark(name, f"{name}, forward", forward(name), group=MODELS_GROUP) for name in MODELS),
+    *(Benchmark(f"train_{name}", f"{name}, a training step", training(name), group=MODELS_GROUP,
+                train=True) for name in TRAINED),
 )
 FIRST_CALL = "first_call"
-NAMES = (*(b.name for b in BENCHMARKS), FIRST_CALL)
+NAMES = (*(b.name for b in BENCHMARKS), MODELS_GROUP, FIRST_CALL)

@@ -22,9 +22,8 @@ from torch import nn
 from rung.core import trace
 from rung.core.trace import Event
 from rung.pipeline import Stages
-from rung.program.ir import Call, KernelCall
 from rung.tools import models
-from rung.tools.measure import machine_facts, median
+from rung.tools.measure import launched, machine_facts, median
 from rung.tools.models import Decoder, Sizes
 
 PROMPT = 8
@@ -210,9 +209,7 @@ def _report(events: Sequence[Event]) -> Iterator[str]:
 
 def _graph(stages: Stages, events: Sequence[Event]) -> Iterator[str]:
     reasons = {e.subject: e.detail for e in events if (e.kind, e.place) == ("declined", "lower")}
-    ops = stages.modules["kernel"].main.body.ops
-    kernels = Counter(op.callee for op in ops if isinstance(op, KernelCall))
-    calls = Counter(op.target for op in ops if isinstance(op, Call))
+    kernels, calls = launched(stages)
     yield (f"graph: {kernels.total()} launches of {len(kernels)} kernels, "
            f"{calls.total()} calls of ATen")
     yield "  kernels: " + ", ".join(_times(kernels))

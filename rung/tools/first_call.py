@@ -1,8 +1,9 @@
-"""What the first call of `floor(x) + 1` costs in a new process, with cold and warm caches.
+"""What the first call costs in a new process, with cold and warm caches.
 
-`measure(backend)` starts `python -m rung.tools.first_call BACKEND` twice in a cache folder that is
-empty at first. From the call on: wall seconds, and CPU seconds of the process and of the compilers
-that it started. Importing torch, and what torch.compile itself imports, is counted apart.
+`measure(backend, model)` starts `python -m rung.tools.first_call BACKEND MODEL` twice in a cache
+folder that is empty at first; without a model it is `floor(x) + 1` that is called. From the call
+on: wall seconds, and CPU seconds of the process and of the compilers that it started. Importing
+torch, and what torch.compile itself imports, is counted apart.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ class FirstCallError(RungError):
     """The process failed."""
 
 
-def measure(backend: str) -> dict[str, float]:
+def measure(backend: str, model: str = "") -> dict[str, float]:
     """`wall`, `cpu` and `import` seconds of a backend (rung, inductor or eager) with a cold cache,
     and `warm_wall`, `warm_cpu` in the next process."""
     with tempfile.TemporaryDirectory(prefix="rung-first-") as cold:
         # one compile thread: Inductor's pool would outlive the call and hide its CPU time
         settings = [f"RUNG_CACHE_DIR={cold}/rung", f"TORCHINDUCTOR_CACHE_DIR={cold}/inductor",
                     "TORCHINDUCTOR_COMPILE_THREADS=1", "RUNG_FRESH=0"]
-        command = ["env", *settings, sys.executable, "-m", "rung.tools.first_call", backend]
+        command = ["env", *settings, sys.executable, "-m", "rung.tools.first_call", backend, model]
         first, second = _run(command), _run(command)
     return {**first, "warm_wall": second["wall"], "warm_cpu": second["cpu"]}
 
@@ -39,7 +40,7 @@ def measure(backend: str) -> dict[str, float]:
 def _run(command: list[str]) -> dict[str, float]:
     run = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
     if run.returncode:
-        raise FirstCallError(f"the first call under {command[-1]} failed:\n{run.stderr.strip()}")
+        raise FirstCallError(f"the first call under {command[-2]} failed:\n{run.stderr.strip()}")
     found: dict[str, float] = json.loads(run.stdout.splitlines()[-1])
     return found
 
@@ -50,22 +51,24 @@ def _cpu() -> float:
     return t.user + t.system + t.children_user + t.children_system
 
 
-def _measured(backend: str) -> dict[str, Any]:
+def _measured(backend: str, model: str) -> dict[str, Any]:
     start = perf_counter()
     import torch
     import torch._dynamo
 
-    def function(x: torch.Tensor) -> torch.Tensor:
-        return torch.floor(x) + 1
+    from rung.tools import benchmarks
 
-    x = torch.randn(1024, 1024)
+    build = benchmarks.forward(model) if model else benchmarks.pointwise
+    function, args = build(False)
     compiled = function if backend == "eager" else torch.compile(function, backend=backend)
     imported, wall, cpu = perf_counter() - start, perf_counter(), _cpu()
-    y = compiled(x)
+    with torch.no_grad():
+        y = compiled(*args)
     wall, cpu = perf_counter() - wall, _cpu() - cpu
-    assert torch.equal(y, function(x)), "wrong result"
+    with torch.no_grad():
+        torch.testing.assert_close(y, function(*args), rtol=1e-3, atol=1e-3)
     return {"wall": wall, "cpu": cpu, "import": imported}
 
 
 if __name__ == "__main__":
-    print(json.dumps(_measured(sys.argv[1])))
+    print(json.dumps(_measured(*sys.argv[1:])))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import statistics
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import perf_counter
@@ -12,8 +13,8 @@ from typing import Any
 import torch
 
 from rung.core.parse import parse_module
-from rung.pipeline import VOCABULARIES, verify_module
-from rung.program.ir import Module
+from rung.pipeline import VOCABULARIES, Stages, verify_module
+from rung.program.ir import Call, KernelCall, Module
 from rung.targets.base import Target
 
 Thunk = Callable[[], Any]
@@ -45,6 +46,30 @@ def _seconds(run: Thunk, count: int) -> float:
     for _ in range(count):
         run()
     return perf_counter() - start
+
+
+def peak(run: Thunk) -> int:
+    """Bytes that are resident at most during a call, over what is before it; 0 where the system
+    does not tell."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+        before = _status("VmRSS")
+        run()
+        return max(0, _status("VmHWM") - before)
+    except OSError:
+        return 0
+
+
+def _status(key: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(x.split()[1]) for x in lines if x.startswith(key))
+
+
+def launched(stages: Stages) -> tuple[Counter[str], Counter[str]]:
+    """How often a graph launches each kernel, and calls each ATen overload."""
+    ops = stages.modules["kernel"].main.body.ops
+    return (Counter(op.callee for op in ops if isinstance(op, KernelCall)),
+            Counter(op.target for op in ops if isinstance(op, Call)))
 
 
 def median(times: list[float]) -> float:

@@ -263,7 +263,6 @@ MODELS: dict[str, Model] = {
         "MambaForCausalLM", _MAMBA, {"vocab_size": VOCABULARY, "hidden_size": 32,
                                      "state_size": 4, "num_hidden_layers": 2}), tokens, length=32),
 }
-TRAINED = ("gpt2", "resnet", "vit")
 
 
 def loss(model: nn.Module, inputs: Inputs, labels: torch.Tensor) -> torch.Tensor:
