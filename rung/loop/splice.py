@@ -10,7 +10,7 @@ replaced by e, f; folded axes are renamed apart. Two different loads of t are tw
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rung.core.expr import ONE, ZERO, Expr, is_size
@@ -163,9 +163,21 @@ class _Splice:
         for op in ops:
             if isinstance(op, Fold | Contract) and op.axis not in self.fresh:
                 self.fresh[op.axis] = Expr.of(self.out.axis(op.axis, op.extent))
+            if isinstance(op, Fold | Contract):
+                self.whole(op, {**self.fresh, **axes}, mask)
         copier = Copier(self.out, {**self.fresh, **axes}, dict(table), mask)
         copier.ops(ops)
         return copier.values[store.value]
+
+    def whole(self, op: Fold | Contract, axes: Mapping[str, Sub], mask: Iterable[Expr]) -> None:
+        """Declined where the axis that a fold gets is not its own: shorter, or one that something
+        outside of the fold means too. tril(softmax(x)) sums whole rows, also where j > i."""
+        name = str(axes.get(op.axis, op.axis))
+        outer = [e for a, e in axes.items() if a != op.axis and isinstance(e, Expr)]
+        if any(name in e.symbols() for e in (*outer, *mask)):
+            raise Declined(f"{name}, which is folded over, also says what is read")
+        if self.out.axes.get(name, op.extent) is not op.extent:
+            raise Declined(f"a part of {name} is read, which is folded over")
 
     def keep(self, buffer: Value, subs: Sequence[Sub], value: Value) -> None:
         """Store the producer's value as well, where this instance is all of it, in order."""

@@ -133,8 +133,28 @@ def _windows() -> Func:
     return p.done(p.map("add", p.map("add", parts[0], parts[1]), parts[2]))
 
 
+def _below() -> Func:
+    """A triangle of a softmax, whose sums are those of whole rows."""
+    p = Prog("below")
+    y = p.softmax(p.param("x", 8, 8))
+    return p.done(p.index(y, [8, 8], lambda i, j: [i, j], lambda i, j: [i - j]))
+
+
+def _beside() -> Func:
+    """Diagonals of a softmax: each element is one of another row."""
+    p = Prog("beside")
+    y = p.softmax(p.param("x", 8, 8))
+    return p.done(p.index(y, [8, 8], lambda i, j: [i - j, j], lambda i, j: [i - j]))
+
+
+def _first_columns() -> Func:
+    p = Prog("first_columns")
+    return p.done(p.map("exp", p.slice(p.softmax(p.param("x", 4, 8)), 1, 0, 5)))
+
+
 SAME = [*ONE[:8], models.mlp(), models.rotate(), models.transformer(2), models.momentum(),
-        models.transformer(1, m=3), _data_dependent(), _masked(), _windows()]
+        models.transformer(1, m=3), _data_dependent(), _masked(), _windows(),
+        _below(), _beside(), _first_columns()]
 
 
 @pytest.mark.parametrize("program", SAME, ids=lambda p: p.name)
