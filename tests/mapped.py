@@ -1,4 +1,4 @@
-"""The four functions of the goldens as Loop IR text, and running them under a mapping on NumPy.
+"""The functions of the goldens as Loop IR text, and running them under a mapping on NumPy.
 
 `kernel("softmax", "f32", M=5, N=100)` gives a kernel; `difference(kernel, machine)` lowers it by
 its mapping and says how far its Kernel IR is from its Loop IR; `legal` draws mappings for it.
@@ -70,6 +70,13 @@ kernel softmax(x: T[{M},{N}]) -> y: T[{M},{N}]
 kernel colsum(x: T[{M},{N}]) -> y: T[{N}]
   c = fold add F(x[i,j]) over i {M} : f32 over j acc f32
   y[j] = T(c)
+""",
+    "share": """
+kernel share(x: T[{M},{N}]) -> y: T[{M},{N}], z: T[{M}]
+  c = scan add F(x[i,j]) over j {N} : f32 over i,j acc f32
+  y[i,j] = T(c * 0.5)
+  m = fold max c over j {N} : f32 over i acc f32
+  z[i] = T(m)
 """,
     "inplace": """
 kernel inplace(x: T[{M},{N}] mutated)
@@ -159,7 +166,7 @@ SIZES = {
     "relu_mm": {"M": 13, "K": 21, "N": 18}, "softmax": {"M": 5, "N": 70},
     "colsum": {"M": 37, "N": 20}, "norm_proj": {"M": 3, "K": 40, "N": 18},
     "rotate": {"H": 3, "D": 24, "L": 9}, "attend": {"H": 2, "G": 3, "D": 16, "L": 21},
-    "online": {"H": 2, "G": 3, "D": 16, "L": 21}}
+    "online": {"H": 2, "G": 3, "D": 16, "L": 21}, "share": {"M": 5, "N": 22}}
 SYMBOLIC = {"relu_mm": {"M": "s0", "K": "s1", "N": "s2"}, "softmax": {"M": "s0", "N": "s1"},
             "colsum": {"M": "s0", "N": "s1"}, "online": {"H": 2, "G": 3, "D": 16, "L": "s1"}}
 KINDS = (GRID, SEQ, THREAD, UNROLL, VECTOR)

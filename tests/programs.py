@@ -27,6 +27,7 @@ from rung.tensor.ir import (
     Index,
     Iota,
     Reduce,
+    Scan,
     Scatter,
     axis_names,
     shape_of,
@@ -114,6 +115,9 @@ class Prog:
             return y
         shape = [Expr.of(1) if n in axes else s for n, s in enumerate(shape_of(x))]
         return self.index(y, shape, lambda *s: [a for n, a in enumerate(s) if n not in axes])
+
+    def scan(self, monoid: str, x: Value, dim: int) -> Value:
+        return self.b.one(Scan(monoid, x, dim, dtype_of(x.type)), "cum")
 
     def einsum(self, text: str, a: Value, b: Value) -> Value:
         left, out = text.split("->")

@@ -1,4 +1,4 @@
-"""The dumps of the four functions and `floor(x) + 1` on every rung, and of `relu_mm` under roles.
+"""The dumps of some functions on every rung, and of `relu_mm` under roles.
 
 `pytest --update` writes them.
 
@@ -38,6 +38,7 @@ FUNCTIONS: dict[str, Callable[[], tuple[Callable[..., Any], tuple[Any, ...]]]] =
     "softmax": lambda: (lambda x: torch.softmax(x, -1), (torch.randn(512, 2048),)),
     "colsum": lambda: (lambda x: x.sum(0), (torch.randn(4096, 4096),)),
     "floor_add": lambda: (lambda x: torch.floor(x) + 1, (torch.randn(1024, 1024),)),
+    "cumsum": lambda: (lambda x: torch.cumsum(x, 0), (torch.randn(256, 1024),)),
     "cache_step": lambda: benchmarks.cache_step(quick=False)}
 TARGETS = ("cpu.avx512", "toy", "cuda.sm90")
 ROLES = {"toy": """map mm_relu on toy

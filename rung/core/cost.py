@@ -70,6 +70,7 @@ class _Count:
         self.made = {r: op for op in self.ops for r in op.results}
         self.folds = [op for op in self.ops if is_fold(op)]
         self.products = [op for op in self.folds if is_contraction(op)]
+        self.serial = _serial(self.ops)
         self.stores = [op for op in self.ops if isinstance(op, StoreBase)]
         self.repeats = self._repeats()
 
@@ -108,6 +109,8 @@ class _Count:
                 cost = 1.0 if len(op.results) == 1 else 30.0
             case _:
                 return 0.0
+        if self.serial.intersection(self.nests[id(op)]):
+            cost *= self.machine.lanes
         return cost * self.points(self.nests[id(op)]) * self.repeats.get(id(op), 1)
 
     def _contractions(self) -> tuple[float, float]:
@@ -186,6 +189,16 @@ class _Count:
         if not any(folded.intersection(self.nests[id(op)]) for op in self.stores):
             most *= max(1.0, self.points(folded) / 4096)
         return most
+
+
+def _serial(ops: Iterable[Op]) -> set[str]:
+    """Axes that a scan runs along and that are contiguous in memory: what varies over them goes
+    one element at a time."""
+    ops = list(ops)
+    scans = {fold_axis(op) for op in ops if is_fold(op) and fold_axis(op) in axes_of(
+        op.results[0].type)}
+    inner = {str(op.subs[-1]) for op in ops if isinstance(op, LoadBase | StoreBase) and op.subs}
+    return scans & inner
 
 
 def fold_axis(op: Op) -> str:

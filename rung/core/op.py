@@ -222,8 +222,8 @@ RESERVED = frozenset({
     "alloc", "apply", "await", "axes", "barrier", "call", "check", "combine", "commit", "composite",
     "concat", "contract", "else", "fill", "fold", "for", "full", "gather", "if", "index", "inf",
     "iota", "kernel", "lane", "nan", "false", "None", "persistent", "reduce", "return", "ring",
-    "role", "roles", "scatter", "signal", "transfer", "true", "unroll", "wait", "write", "yield",
-    *DTYPES})
+    "role", "roles", "scan", "scatter", "signal", "transfer", "true", "unroll", "wait", "write",
+    "yield", *DTYPES})
 """Words of the dumps that can name no value, axis or loop variable."""
 
 

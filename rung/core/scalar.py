@@ -302,6 +302,14 @@ class Monoid:
                                                 initial=self.identity(_OF_NUMPY[array.dtype])))
 
 
+    def prefixes(self, array: Array, axis: int) -> Array:
+        """The reductions of the first 1, 2, .. elements along `axis`, in the array's own type."""
+        with np.errstate(all="ignore"):
+            sums = np.asarray(self.ufunc.accumulate(array, axis=axis, dtype=array.dtype))
+            first = np.asarray(self.identity(_OF_NUMPY[array.dtype]), array.dtype)
+            return np.asarray(self.ufunc(first, sums))
+
+
 def _extreme(dtype: DType, low: bool) -> float | int:
     if dtype.is_float:
         return -math.inf if low else math.inf

@@ -19,7 +19,7 @@ from rung.core.ops import Cast, Const, IndexValue, Map, Sub
 from rung.core.ranges import prove_nonneg
 from rung.core.rewrite import _key, dead_code
 from rung.core.types import I64, TensorType, axes_of
-from rung.loop.ir import Axes, Contract, Fold, Load, Store, free_axes, op_axes
+from rung.loop.ir import Axes, Contract, Fold, Load, Scan, Store, free_axes, op_axes
 
 Sizes = Mapping[str, Expr]  # axis -> extent
 
@@ -98,6 +98,8 @@ def hint(op: Op) -> str:
             return "sum" if op.carrier == "add" else op.carrier
         case Contract():
             return "mm"
+        case Scan():
+            return {"add": "cumsum", "mul": "cumprod"}.get(op.monoid, f"cum{op.monoid}")
         case Load():
             return "t"
         case _:
@@ -139,11 +141,11 @@ class Copier:
                 return Store(self.values[op.buf], self.subs(op.subs), self.values[op.value], mask)
             case IndexValue():
                 return self._index(op)
-            case Fold() | Contract():
+            case Fold() | Contract() | Scan():
                 new = op.map(self.values)
-                assert isinstance(new, Fold | Contract)
+                assert isinstance(new, Fold | Contract | Scan)
                 axis = self.axis(op.axis)
-                if not any(axis in axes_of(a.type) for a in new.args):
+                if not any(axis in axes_of(v.type) for v in new.operands()):
                     raise Declined(f"nothing folded over {axis} varies over it")
                 return replace(new, axis=axis)
             case _:

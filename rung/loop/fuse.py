@@ -25,7 +25,7 @@ from rung.core.op import Func, Op, Value
 from rung.core.types import axes_of
 from rung.loop.emit import Declined
 from rung.loop.graph import Graph, called
-from rung.loop.ir import Contract, Fold, Load, Store, extents_of, op_axes
+from rung.loop.ir import Contract, Fold, Load, Scan, Store, extents_of, op_axes
 from rung.loop.splice import Piece, splice
 from rung.program.ir import Module
 
@@ -59,6 +59,8 @@ def can_be(fused: Func) -> Reason | None:
     result folded again (unless by the softmax of an attention)."""
     if len(extents_of(fused)) > MAX_AXES:
         return f"more than {MAX_AXES} axes"
+    if len({op.axis for op in fused.body.ops if isinstance(op, Scan)}) > 1:
+        return "scans along two axes"
     contractions = [op for op in fused.body.ops if isinstance(op, Contract)]
     if len(contractions) > MAX_CONTRACTIONS:
         return f"more than {MAX_CONTRACTIONS} contractions"
@@ -102,7 +104,7 @@ def _siblings(a: Contract, b: Contract) -> bool:
 
 
 def _axis(op: Op) -> str:
-    return op.axis if isinstance(op, Fold | Contract) else ""
+    return op.axis if isinstance(op, Fold | Contract | Scan) else ""
 
 
 def _count(func: Func, kind: type[Op]) -> int:
@@ -126,7 +128,7 @@ def work(func: Func) -> int:
 def fits_kept(fused: Func, kept: Iterable[Value]) -> Reason | None:
     """Whether the stores of the kept outputs lie in the same parallel loops as the others."""
     stores = [op for op in fused.body.ops if isinstance(op, Store)]
-    folded = {op.axis for op in fused.body.ops if isinstance(op, Fold | Contract)}
+    folded = {op.axis for op in fused.body.ops if isinstance(op, Fold | Contract | Scan)}
     for op in stores:
         for other in stores:
             if op.buf in kept and not set(op_axes(other)) - folded <= set(op_axes(op)):

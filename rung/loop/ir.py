@@ -158,6 +158,37 @@ def _reduced(name: str, x: np.ndarray, at: int, acc: DType) -> np.ndarray:
 
 
 @dataclass(frozen=True, eq=False)
+class Scan(Op):
+    """The prefix form of a fold: at each step of the axis the state after it, in order.
+
+    The value varies over the axis that it runs along, so whatever reads it at the same position
+    shares its loop; what reads it elsewhere reads it from memory.
+    """
+
+    monoid: str
+    x: Value
+    axis: Axis
+    extent: Expr
+    acc: DType
+    keyword: ClassVar[str] = "scan"
+    form: ClassVar[str] = "scan {monoid} {x} over {axis} {extent} {:} acc {acc}"
+
+    def infer(self) -> tuple[Type, ...]:
+        return (axes_type(self.acc, axes_of(self.x.type)),)
+
+    def check(self) -> None:
+        if self.monoid not in MONOIDS:
+            raise VerifyError(f"no monoid is called {self.monoid!r}")
+        if dtype_of(self.x.type) != self.acc:
+            raise VerifyError(f"{self.x.name} is {self.x.type}, the accumulator {self.acc}")
+        if self.axis not in axes_of(self.x.type):
+            raise VerifyError(f"the input does not vary over {self.axis}")
+
+    def run(self, interp: Interp, *operands: Any) -> Any:
+        return MONOIDS[self.monoid].prefixes(operands[0], interp.position(self.axis))
+
+
+@dataclass(frozen=True, eq=False)
 class Contract(Op):
     """`fold combine (product a b)` along one axis, kept together so that atoms can match it."""
 
@@ -229,7 +260,7 @@ def find_axes(func: Func) -> Axes:
     accesses: list[Load | Store] = [op for op in func.body.ops if isinstance(op, Store)]
     accesses += [op for op in func.body.ops if isinstance(op, Load)]
     for op in func.body.ops:
-        if isinstance(op, Fold | Contract):
+        if isinstance(op, Fold | Contract | Scan):
             extents[op.axis] = op.extent
     for access in accesses:
         shape = access.buf.type.shape if isinstance(access.buf.type, TensorType) else ()
@@ -299,7 +330,7 @@ def verify_kernel(func: Func) -> None:
         for axis in op_axes(op):
             if axis not in extents:
                 raise VerifyError(f"axis {axis} has no extent", op)
-        if isinstance(op, Fold | Contract) and extents[op.axis] != op.extent:
+        if isinstance(op, Fold | Contract | Scan) and extents[op.axis] != op.extent:
             raise VerifyError(f"{op.axis} has extent {extents[op.axis]}, folded {op.extent}", op)
     verify_buffers(func, [op for op in func.body.ops if isinstance(op, Load | Store)])
 
@@ -310,6 +341,6 @@ def finish_kernel(func: Func) -> Func:
     return func if func.attr("axes") else func.with_attr("axes", find_axes(func))
 
 
-VOCABULARY = Vocabulary("kernel", (Load, Store, Fold, Contract, Map, Const, Cast, IndexValue),
+VOCABULARY = Vocabulary("kernel", (Load, Store, Fold, Contract, Scan, Map, Const, Cast, IndexValue),
                         (("axes", read_axes),), finish_kernel)
-__all__ = ["Axes", "Contract", "Fold", "Load", "Names", "Store"]
+__all__ = ["Axes", "Contract", "Fold", "Load", "Names", "Scan", "Store"]

@@ -20,7 +20,7 @@ from rung.core.op import Func, Op, Value
 from rung.core.ops import IndexValue, Sub
 from rung.core.types import TensorType
 from rung.loop.emit import Copier, Emitter, rebuilt, shape
-from rung.loop.ir import Contract, Fold, Load, Store, extents_of, op_axes
+from rung.loop.ir import Contract, Fold, Load, Scan, Store, extents_of, op_axes
 
 # --- splitting
 
@@ -37,7 +37,7 @@ def split_axes(func: Func) -> Func:
 def _wanted_split(func: Func) -> tuple[str, Expr] | None:
     """(axis, n): an axis of extent m*n to be split as n*outer + inner."""
     extents = extents_of(func)
-    folded = {op.axis for op in func.body.ops if isinstance(op, Fold | Contract)}
+    folded = {op.axis for op in func.body.ops if isinstance(op, Fold | Contract | Scan)}
     for e in expressions(func.body.ops):
         for atom in _divisions(e):
             for coef, mono in atom.num.terms:
@@ -185,7 +185,8 @@ def _merged(func: Func, outer: str, inner: str) -> Func | None:
     nests = [op_axes(op) for op in func.body.ops if not isinstance(op, Load)]
     if any((outer in nest) != (inner in nest) for nest in nests if nest):
         return None
-    if any(isinstance(op, Fold | Contract) and op.axis in (outer, inner) for op in func.body.ops):
+    if any(isinstance(op, Fold | Contract | Scan) and op.axis in (outer, inner)
+           for op in func.body.ops):
         return None
     if any(isinstance(op, IndexValue) and {outer, inner} & op.expr.symbols()
            for op in func.body.ops):

@@ -25,7 +25,7 @@ from rung.core.rewrite import renamed
 from rung.loop.emit import Copier, Declined, Emitter
 from rung.loop.fuse import MAX_AXES, Price, Reason
 from rung.loop.graph import Graph, called, sort
-from rung.loop.ir import Contract, Fold, Load, Store, extents_of, op_axes
+from rung.loop.ir import Contract, Fold, Load, Scan, Store, extents_of, op_axes
 from rung.loop.normalize import by_stride
 from rung.loop.splice import Piece
 from rung.program.ir import Check, Module
@@ -57,7 +57,7 @@ def can_be(joined: Func) -> Reason | None:
         return f"more than {MAX_CONTRACTIONS} contractions"
     if len({op.axis for op in contractions}) > 1:
         return "contractions over different axes"
-    folded = {op.axis for op in joined.body.ops if isinstance(op, Fold | Contract)}
+    folded = {op.axis for op in joined.body.ops if isinstance(op, Fold | Contract | Scan)}
     nests = [set(op_axes(op)) for op in joined.body.ops if isinstance(op, Store)]
     if any(nests) and not set.intersection(*nests) - folded and not _one_nest(joined):
         return "the outputs have no loop in common"

@@ -19,7 +19,7 @@ from rung.core.ops import Const, Sub
 from rung.core.rewrite import renamed
 from rung.core.types import dtype_of
 from rung.loop.emit import Copier, Declined, Emitter, rebuilt, renaming, shape
-from rung.loop.ir import Contract, Fold, Load, Store, extents_of, op_axes
+from rung.loop.ir import Contract, Fold, Load, Scan, Store, extents_of, op_axes
 from rung.loop.normalize import split_axes
 
 
@@ -163,13 +163,14 @@ class _Splice:
         for op in ops:
             if isinstance(op, Fold | Contract) and op.axis not in self.fresh:
                 self.fresh[op.axis] = Expr.of(self.out.axis(op.axis, op.extent))
-            if isinstance(op, Fold | Contract):
+            if isinstance(op, Fold | Contract | Scan):
                 self.whole(op, {**self.fresh, **axes}, mask)
         copier = Copier(self.out, {**self.fresh, **axes}, dict(table), mask)
         copier.ops(ops)
         return copier.values[store.value]
 
-    def whole(self, op: Fold | Contract, axes: Mapping[str, Sub], mask: Iterable[Expr]) -> None:
+    def whole(self, op: Fold | Contract | Scan, axes: Mapping[str, Sub],
+              mask: Iterable[Expr]) -> None:
         """Declined where the axis that a fold gets is not its own: shorter, or one that something
         outside of the fold means too. tril(softmax(x)) sums whole rows, also where j > i."""
         name = str(axes.get(op.axis, op.axis))

@@ -24,7 +24,7 @@ from rung.core.ops import Cast, Const, Map
 from rung.core.scalar import MONOIDS
 from rung.core.types import TensorType, axes_of, dtype_of
 from rung.loop.emit import Copier, Declined, Emitter
-from rung.loop.ir import Contract, Fold, Load, Store, extents_of
+from rung.loop.ir import Contract, Fold, Load, Scan, Store, extents_of
 from rung.loop.merge_folds import merge
 from rung.program.ir import KernelCall, Module
 
@@ -45,6 +45,8 @@ def can_split(kernel: Func, axis: str) -> Reason | None:
     made = {r: op for op in kernel.body.ops for r in op.results}
     if not folds:
         return f"nothing folds over {axis}"
+    if any(isinstance(op, Scan) and op.axis == axis for op in kernel.body.ops):
+        return f"a scan runs along {axis}"
     if any(inner in folds for op in folds for inner in behind(op, made)):
         return f"one fold over {axis} reads another's result"
     return None

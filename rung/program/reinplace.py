@@ -20,7 +20,7 @@ from rung.core.cost import behind
 from rung.core.op import Effect, Func, Op, Value, walk
 from rung.core.rewrite import substitute
 from rung.core.types import axes_of
-from rung.loop.ir import Contract, Fold, Load, Store, op_axes
+from rung.loop.ir import Contract, Fold, Load, Scan, Store, op_axes
 from rung.program.ir import Apply, Call, Check, Composite, KernelCall, Module, Return, Write
 from rung.program.views import copy_of, source_of
 
@@ -98,7 +98,7 @@ class _Work:
             return "read and written at different indices"
         axes = set(op_axes(stores[0]))
         for op in kernel.body.ops:
-            if isinstance(op, Fold | Contract) and op.axis in axes:
+            if isinstance(op, Fold | Contract | Scan) and op.axis in axes:
                 return "a fold reads what other steps write"
             if any(r for r in op.results if set(axes_of(r.type)) - axes):
                 return "read again by the steps of another axis"

@@ -16,9 +16,20 @@ from rung.core.rewrite import dead_code, rewrite
 from rung.core.scalar import MONOIDS
 from rung.core.types import DType, TensorType
 from rung.program.ir import Call
-from rung.tensor.ir import Concat, Contract, Full, Gather, Index, Iota, Reduce, Scatter, shape_of
+from rung.tensor.ir import (
+    Concat,
+    Contract,
+    Full,
+    Gather,
+    Index,
+    Iota,
+    Reduce,
+    Scan,
+    Scatter,
+    shape_of,
+)
 
-MAKERS = (Map, Cast, Reduce, Index, Contract, Gather, Iota, Concat, Full)
+MAKERS = (Map, Cast, Reduce, Scan, Index, Contract, Gather, Iota, Concat, Full)
 
 
 def drop_empty(program: Func) -> Func:

@@ -63,6 +63,32 @@ class Reduce(Op):
 
 
 @dataclass(frozen=True, eq=False)
+class Scan(Op):
+    """The prefix form of `reduce` along one dimension: out[.., n, ..] is of x[.., 0..n, ..]."""
+
+    monoid: str
+    x: Value
+    dim: int
+    acc: DType
+    keyword: ClassVar[str] = "scan"
+    form: ClassVar[str] = "scan {monoid} {x} dim {dim} {:} acc {acc}"
+
+    def infer(self) -> tuple[Type, ...]:
+        return (TensorType(self.acc, shape_of(self.x)),)
+
+    def check(self) -> None:
+        if self.monoid not in MONOIDS:
+            raise VerifyError(f"no monoid is called {self.monoid!r}")
+        if not 0 <= self.dim < len(shape_of(self.x)):
+            raise VerifyError(f"dimension {self.dim} of {self.x.type}")
+        if dtype_of(self.x.type) != self.acc:
+            raise VerifyError(f"scans {self.x.type} with accumulator {self.acc}")
+
+    def run(self, interp: Interp, *operands: Any) -> Any:
+        return MONOIDS[self.monoid].prefixes(operands[0], self.dim)
+
+
+@dataclass(frozen=True, eq=False)
 class Index(Op):
     """out[axes] = x[subs] where every `mask` expression is >= 0, else `fill`."""
 
@@ -294,4 +320,4 @@ def symbols(names: tuple[Axis, ...]) -> tuple[Expr, ...]:
     return tuple(sym(n) for n in names)
 
 
-OPS = (Reduce, Index, Contract, Gather, Scatter, Full, Iota, Concat, Map, Const, Cast)
+OPS = (Reduce, Scan, Index, Contract, Gather, Scatter, Full, Iota, Concat, Map, Const, Cast)

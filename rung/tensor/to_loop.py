@@ -20,7 +20,7 @@ from rung.core.expr import ZERO, Expr, is_size, sym
 from rung.core.op import Builder, Func, Names, Op, Value
 from rung.core.ops import Cast, Const, IndexValue, Map, Sub
 from rung.core.rewrite import dead_code
-from rung.core.scalar import SCALARS
+from rung.core.scalar import MONOIDS, SCALARS
 from rung.core.types import IndexType, TensorType, axes_of, dtype_of
 from rung.loop import ir as loop
 from rung.program.ir import Composite, KernelCall, Module, Write
@@ -32,13 +32,14 @@ from rung.tensor.ir import (
     Index,
     Iota,
     Reduce,
+    Scan,
     Scatter,
     axis_names,
     shape_of,
 )
 
 Grid = tuple[Expr, ...]
-LOWERED = (Map, Cast, Reduce, Index, Contract, Gather, Scatter, Full, Iota, Concat)
+LOWERED = (Map, Cast, Reduce, Scan, Index, Contract, Gather, Scatter, Full, Iota, Concat)
 
 
 def to_loop(*programs: Func) -> Module:
@@ -213,6 +214,19 @@ def _fold(m: _Maker, monoid: str, value: Value, axis: Expr) -> Value:
     return m.one(loop.Fold(monoid, (value,), name, m.axes[name], dtype_of(value.type)))
 
 
+def _scan(m: _Maker, op: Scan) -> None:
+    grid = m.grid(shape_of(op.x))
+    along = grid[op.dim]
+    value = m.varying(op.x, grid, [along])
+    if along is ZERO:  # one element, to which the identity is added as to any other
+        monoid = MONOIDS[op.monoid]
+        first = m.one(Const(monoid.identity(op.acc), op.acc))
+        value = m.one(Map(monoid.combine, (first, value)))
+    else:
+        value = m.one(loop.Scan(op.monoid, value, str(along), m.axes[str(along)], op.acc), "cum")
+    m.store(value, _result(op), grid)
+
+
 def _contract(m: _Maker, op: Contract) -> None:
     sizes = op.sizes()
     names = [*op.out_axes, *(a for a in sizes if a not in op.out_axes)]
@@ -271,5 +285,6 @@ def _concat(m: _Maker, op: Concat) -> None:
 
 
 _LOWER: dict[type[Op], Callable[..., None]] = {
-    Map: _elementwise, Cast: _elementwise, Reduce: _reduce, Index: _index, Contract: _contract,
-    Gather: _gather, Scatter: _scatter, Full: _full, Iota: _iota, Concat: _concat}
+    Map: _elementwise, Cast: _elementwise, Reduce: _reduce, Scan: _scan, Index: _index,
+    Contract: _contract, Gather: _gather, Scatter: _scatter, Full: _full, Iota: _iota,
+    Concat: _concat}

@@ -39,6 +39,7 @@ class Shape:
     free: tuple[str, ...]  # axes that some store varies over
     reduced: tuple[str, ...]  # axes that some fold runs over
     main: loop.Contract | None  # the contraction of most work
+    scanned: frozenset[str] = frozenset()  # axes that some scan runs along
 
     @property
     def points(self) -> int:
@@ -62,10 +63,12 @@ def _shape(kernel: Func, hints: Mapping[str, int]) -> Shape:
     sizes = {a: max(1, known(e, hints)) for a, e in loop.extents_of(kernel).items()}
     ops = kernel.body.ops
     stored = [a for op in ops if isinstance(op, loop.Store) for a in nest_of(op)]
-    folded = [op.axis for op in ops if isinstance(op, loop.Fold | loop.Contract)]
+    scanned = [op.axis for op in ops if isinstance(op, loop.Scan)]
+    folded = [*scanned, *(op.axis for op in ops if isinstance(op, loop.Fold | loop.Contract))]
     mains = [op for op in ops if isinstance(op, loop.Contract)]
     main = max(mains, key=lambda op: _product(sizes, nest_of(op)), default=None)
-    return Shape(kernel, sizes, tuple(dict.fromkeys(stored)), tuple(dict.fromkeys(folded)), main)
+    return Shape(kernel, sizes, tuple(dict.fromkeys(stored)), tuple(dict.fromkeys(folded)), main,
+                 frozenset(scanned))
 
 
 def _product(sizes: Mapping[str, int], axes: tuple[str, ...]) -> int:
@@ -100,7 +103,7 @@ def _weights(shape: Shape) -> dict[str, float]:
         if isinstance(op, loop.Load | loop.Store):
             box = _product(shape.sizes, nest_of(op))
             for axis in nest_of(op):
-                if stride(op, axis) == 1:
+                if stride(op, axis) == 1 and axis not in shape.scanned:
                     bonus = 1.2 if axis in shape.free else 1.0
                     weights[axis] = weights.get(axis, 0) + box * bonus
     return weights
@@ -137,7 +140,8 @@ def _tiles(shape: Shape, vectors: dict[str, int], machine: Machine) -> Iterator[
     """Unrolled copies of each axis: a register tile for a contraction, more chains for a fold."""
     if shape.main is None:
         yield {}
-        for first in list(vectors)[:1]:
+        rows = [a for a in shape.sizes if a not in shape.reduced] if shape.scanned else []
+        for first in (list(vectors) or rows)[:1]:
             yield from ({first: n} for n in (2, 4) if _fits(shape, first, vectors, n))
         return
     free = [a for a in nest_of(shape.main) if a != shape.main.axis]
@@ -268,7 +272,7 @@ def _place(shape: Shape, value: Value, lines: tuple[AxisLine, ...]) -> Place | N
 
 
 def _is_stmt(op: Op) -> bool:
-    return isinstance(op, loop.Fold | loop.Contract | loop.Store)
+    return isinstance(op, loop.Fold | loop.Contract | loop.Scan | loop.Store)
 
 
 def _behind(kernel: Func) -> dict[Op, set[Value]]:

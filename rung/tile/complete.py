@@ -144,7 +144,8 @@ def free_axes(kernel: Func) -> list[str]:
 
 def folded_axes(kernel: Func) -> list[str]:
     """Axes that folds run over; those whose folds read others' results come first."""
-    folds = [op.axis for op in kernel.body.ops if isinstance(op, loop.Fold | loop.Contract)]
+    folds = [op.axis for op in kernel.body.ops
+             if isinstance(op, loop.Fold | loop.Contract | loop.Scan)]
     return list(dict.fromkeys(reversed(folds)))
 
 

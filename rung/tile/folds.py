@@ -17,6 +17,8 @@ def identities(op: Op) -> Numbers:
     """What each state of a fold starts from."""
     if isinstance(op, loop.Contract):
         return (MONOIDS[op.combine].identity(op.acc),)
+    if isinstance(op, loop.Scan):
+        return (MONOIDS[op.monoid].identity(op.acc),)
     assert isinstance(op, loop.Fold)
     return op.rule.init(op.acc)
 
@@ -41,6 +43,8 @@ def step(b: Builder, op: Op, state: tuple[Value, ...], xs: Sequence[Value]) -> t
         if len(xs) == 2:
             return (b.one(Map("fma", (xs[0], xs[1], state[0])), state[0].name),)
         return (b.one(Map(MONOIDS[op.combine].combine, (state[0], xs[0])), state[0].name),)
+    if isinstance(op, loop.Scan):
+        return CARRIERS[op.monoid].step(b, state, xs)
     assert isinstance(op, loop.Fold)
     return op.rule.step(b, state, xs)
 

@@ -74,7 +74,7 @@ class Leaf:
                 self.running[s.op], rest = tuple(rest[: len(mine)]), rest[len(mine):]
 
     def _mine(self, stmt: Stmt) -> tuple[Value, ...]:
-        return self.running.get(stmt.op, ()) if stmt.kind == "fold" else ()
+        return self.running.get(stmt.op, ()) if stmt.carries else ()
 
     def start(self, stmt: Stmt, nested: set[str], scope: Scope) -> set[str]:
         """Begin a fold: registers with the identity, or arrays over the `nested` axes.
@@ -100,7 +100,7 @@ class Leaf:
     def _initial(self, stmt: Stmt, scope: Scope) -> tuple[Value, ...]:
         op, out = stmt.op, []
         for state, value in zip(op.results, identities(op), strict=True):
-            family = self._family(state, stmt.folds, scope)
+            family = self._family(state, stmt.carries, scope)
             out.append(scope.builder.one(Fill(value, (family,)), state.name))
         return tuple(out)
 
@@ -143,7 +143,7 @@ class Leaf:
         op = stmt.op
         self.waiting.discard(op)
         state = self.running.pop(op)
-        if state:
+        if state and stmt.folds:
             out = self._collapse(op, state, self.nest.full(stmt.folds, Expr.of(0)), scope)
             if stmt.carried:
                 out = (self._resumed(stmt, op.results[0], out[0], scope),)
@@ -228,6 +228,8 @@ class Leaf:
             match s.kind:
                 case "fold":
                     self._fold(s, scope)
+                case "scan":
+                    self._scan(s, scope)
                 case "init":
                     self._init(s, scope)
                 case "place":
@@ -311,6 +313,12 @@ class Leaf:
             return
         old = tuple(self._get(r, scope) for r in op.results)
         self._keep(op, merge(scope.builder, op, old, state), scope)
+
+    def _scan(self, stmt: Stmt, scope: Scope) -> None:
+        """One step: the new state is the value at this position too."""
+        inputs = [self.value(v, scope) for v in stmt.op.operands()]
+        self.running[stmt.op] = step(scope.builder, stmt.op, self.running[stmt.op], inputs)
+        self._settle(stmt.op, self.running[stmt.op], scope)
 
     def _keep(self, op: Op, state: Sequence[Value], scope: Scope) -> None:
         """Write an unfinished state back to its arrays."""
@@ -451,7 +459,7 @@ class Leaf:
             if self._movable(v, op, open_axes, scope):
                 self._note_bounds(scope)
                 self.value(v, scope)
-            elif not isinstance(op, loop.Fold | loop.Contract):
+            elif not isinstance(op, loop.Fold | loop.Contract | loop.Scan):
                 todo += op.operands()
 
     def _movable(self, v: Value, op: Op, open_axes: set[str], scope: Scope) -> bool:
@@ -469,7 +477,7 @@ class Leaf:
             return True
         if placed_buffer(op, self.mapping) and op not in self.tiles:
             return False
-        if isinstance(op, loop.Fold | loop.Contract):
+        if isinstance(op, loop.Fold | loop.Contract | loop.Scan):
             return v in self.arrays and op not in self.waiting
         return all(self._ready(x, scope) for x in op.operands())
 

@@ -58,6 +58,7 @@ class _Check:
         self.levels()
         self.vectors()
         self.reduced()
+        self.scanned()
         self.stored()
         for place in self.mapping.places:
             self.place(place)
@@ -75,6 +76,8 @@ class _Check:
         for s in self.stmts:
             if s.kind == "fold":
                 in_array(s, {t.axis for t in self.nested(s)})
+            if s.kind == "scan":
+                self.alone(s)
         self.budget()
 
     # ---- statement forms
@@ -155,6 +158,14 @@ class _Check:
                 name = op.results[0].name
                 if s.kind == GRID and self.trips(s) > 1:
                     refuse(f"{name} reduces {op.axis} on {s.level}: that needs split_fold")
+
+    def scanned(self) -> None:
+        """A scan takes one step after the other, each with the positions of other axes inside."""
+        for op in (op for op in self.ops if isinstance(op, loop.Scan)):
+            for s in self.nest.splits[op.axis]:
+                if (s.kind not in LOOPS or s.kind == GRID) and self.trips(s) > 1:
+                    refuse(f"{op.result.name} scans {op.axis}, whose steps on {s.level} have no "
+                           f"order")
 
     def stored(self) -> None:
         """On machines whose blocks start together no block repeats another's stores."""
@@ -424,6 +435,15 @@ class _Check:
                 continue
             sizes = [self._left(state.name, a, end) for a in axes_of(state.type)]
             yield space, state.name, self._bytes(state, sizes, 0), 1
+
+    def alone(self, s: Stmt) -> None:
+        """The state of a scan is in registers: no loop of another axis is inside of its own."""
+        path = [t for t, _ in self.route.paths[id(s)]]
+        first = next((n for n, t in enumerate(path) if t.axis == s.carries), len(path))
+        for t in path[first:]:
+            if t.axis != s.carries:
+                refuse(f"{s.op.results[0].name} scans {s.carries}, and has a loop over {t.axis} "
+                       f"inside of its own")
 
     def nested(self, s: Stmt) -> list[Split]:
         """Loops over a fold's free axes that are inside the fold."""

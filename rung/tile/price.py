@@ -118,7 +118,7 @@ class _Pricing:
         """How much slower the work is when accumulators and operands exceed the registers."""
         used: dict[frozenset[str], float] = {}
         for op in self.kernel.body.ops:
-            if isinstance(op, loop.Fold | loop.Contract):
+            if isinstance(op, loop.Fold | loop.Contract | loop.Scan):
                 axes = nest_of(op)
                 here = frozenset(axes)
                 states = len(op.results)
@@ -128,7 +128,7 @@ class _Pricing:
         return 1 + 4 * max(0.0, excess) / self.machine.registers
 
     def _is_stmt(self, op: Op) -> bool:
-        return isinstance(op, loop.Fold | loop.Contract | loop.Store) or any(
+        return isinstance(op, loop.Fold | loop.Contract | loop.Scan | loop.Store) or any(
             self.mapping.placed(r.name) for r in op.results)
 
     def _statement(self, op: Op) -> float:
@@ -198,12 +198,12 @@ class _Pricing:
             return count * self._access(op)
         if isinstance(op, loop.Contract):
             return count / (ATOM if op.result.name in self.used and self.machine.lanes > 1 else 1)
-        if isinstance(op, loop.Fold):
+        if isinstance(op, loop.Fold | loop.Scan):
             return count * (1.0 if len(op.results) == 1 else 30.0)
         return count * 0.7  # a placed value's store
 
     def _chain(self, op: Op) -> float:
-        if not isinstance(op, loop.Fold | loop.Contract) or self.threads:
+        if not isinstance(op, loop.Fold | loop.Contract | loop.Scan) or self.threads:
             return 0.0
         return LATENCY * (1 if len(op.results) == 1 else 6)
 

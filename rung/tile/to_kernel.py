@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 class Stmt:
     """What a nest executes: a fold's step, a placed value, a store, an array's initial value."""
 
-    kind: str  # fold | place | store | init
+    kind: str  # fold | scan | place | store | init
     op: Op
     axes: frozenset[str]
     needs: list[Stmt] = field(default_factory=list)
@@ -47,6 +47,11 @@ class Stmt:
     def folds(self) -> str:
         """The axis that this statement folds over, if any."""
         return self.op.axis if self.kind == "fold" else ""  # type: ignore[attr-defined]
+
+    @property
+    def carries(self) -> str:
+        """The axis along which this statement has a state, if any."""
+        return self.op.axis if self.kind in ("fold", "scan") else ""  # type: ignore[attr-defined]
 
 
 @dataclass
@@ -152,7 +157,7 @@ class Walk:
             self.emit(outside, depth + 1, scope)
 
     def loop(self, split: Split, stmts: Sequence[Stmt], depth: int, scope: Scope) -> None:
-        starts = [s for s in stmts if s.folds == split.axis and split not in s.carried
+        starts = [s for s in stmts if s.carries == split.axis and split not in s.carried
                   and s.op not in self.leaf.running]
         for s in starts:
             inits = self.leaf.start(s, self._nested(s, depth), scope)
@@ -171,7 +176,7 @@ class Walk:
     def _nested(self, stmt: Stmt, depth: int) -> set[str]:
         """Free axes of a fold that still have loops inside `depth`: its array's axes."""
         return {s.axis for s in self.nest.loops[depth + 1:] if s.axis in stmt.axes
-                and s.axis != stmt.folds}
+                and s.axis != stmt.carries}
 
     def _open(self, depth: int) -> set[str]:
         """Axes with a loop at or inside `depth`."""
@@ -324,7 +329,7 @@ class Walk:
         """The body of one loop step (the only one, if `rings` is None): what is placed here, then
         the loops further in."""
         for s in stmts:
-            if s.kind in ("place", "fold"):
+            if s.kind in ("place", "fold", "scan"):
                 self.leaf.allocate(s, split, scope)
         outer = dict(self.leaf.tiles)
         here = scope.env[split.axis]
@@ -396,6 +401,8 @@ def _around(op: Op, mapping: tile.Mapping, nest: Nest) -> frozenset[Split]:
 def _kind(op: Op, mapping: tile.Mapping) -> str:
     if isinstance(op, loop.Fold | loop.Contract):
         return "fold"
+    if isinstance(op, loop.Scan):
+        return "scan"
     if isinstance(op, loop.Store):
         return "store"
     return "place" if any(mapping.placed(r.name) for r in op.results) else ""

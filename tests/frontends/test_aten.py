@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from frontends import test_pointwise
+from frontends import test_pointwise, test_scans
 from frontends.capture import declined, run, traced
 from frontends.overloads import (
     BF16,
@@ -317,7 +317,8 @@ def test_an_index_outside_is_the_error_of_eager(c: Case) -> None:
 
 
 def test_every_entry_is_tried() -> None:
-    assert set(TABLE) - {c.target for c in (*CASES, *test_pointwise.CASES) if c.lowers} <= {
+    tried = (*CASES, *test_pointwise.CASES, *test_scans.CASES)
+    assert set(TABLE) - {c.target for c in tried if c.lowers} <= {
         "aten._reshape_alias.default", "aten._unsafe_index.Tensor",
         "aten.reshape.default", "aten.lift_fresh_copy.default"}
 

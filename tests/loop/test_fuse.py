@@ -152,9 +152,22 @@ def _first_columns() -> Func:
     return p.done(p.map("exp", p.slice(p.softmax(p.param("x", 4, 8)), 1, 0, 5)))
 
 
+def _scans() -> Func:
+    """What reads a scan at its own place shares its loop; backwards, in part or along another
+    axis it is read from memory."""
+    p = Prog("scans")
+    x = p.param("x", 8, 8)
+    s = p.scan("add", p.map("neg", x), 1)
+    down = p.index(s, [8, 8], lambda i, j: [i, j], lambda i, j: [i - j])
+    back = p.index(s, [8, 8], lambda i, j: [i, 7 - j])
+    return p.done(p.map("mul", s, 2.0), p.map("exp", down), p.map("exp", back),
+                  p.scan("max", p.map("exp", s), 0), p.map("exp", p.slice(s, 1, 0, 5)),
+                  p.map("div", s, p.reduce("max", s, 1, keep=True)))
+
+
 SAME = [*ONE[:8], models.mlp(), models.rotate(), models.transformer(2), models.momentum(),
         models.transformer(1, m=3), _data_dependent(), _masked(), _windows(),
-        _below(), _beside(), _first_columns()]
+        _below(), _beside(), _first_columns(), _scans()]
 
 
 @pytest.mark.parametrize("program", SAME, ids=lambda p: p.name)

@@ -80,5 +80,15 @@ def test_folds_that_read_each_other_are_not_split_as_they_are() -> None:
     assert can_split(kernel, "i") == "nothing folds over i"
 
 
+def test_a_fold_of_a_scan_is_not_split() -> None:
+    (kernel,) = parse_module("""
+kernel top(x: f32[4,8192]) -> y: f32[4]
+  s = scan add x[i,j] over j 8192 : f32 over i,j acc f32
+  m = fold max s over j 8192 : f32 over i acc f32
+  y[i] = m
+""", KINDS)
+    assert can_split(kernel, "j") == "a scan runs along j"
+
+
 def softmax_module() -> Module:
     return module_of((DATA / "softmax.ir").read_text().partition("--- expect\n")[0])

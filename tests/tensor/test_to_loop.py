@@ -26,6 +26,8 @@ def _ops() -> list[Func]:
         ("compare", lambda p, x, y, n: p.map("where", p.map("lt", x, y), x, p.map("neg", y))),
         ("sum_two", lambda p, x, y, n: p.reduce("add", x, 0, 2)),
         ("max_all", lambda p, x, y, n: p.reduce("max", x, 0, 1, 2)),
+        ("scan", lambda p, x, y, n: p.scan("max", x, 1)),
+        ("scan_of_one", lambda p, x, y, n: p.scan("add", p.reduce("add", x, 1, keep=True), 1)),
         ("transpose", lambda p, x, y, n: p.permute(x, 2, 0, 1)),
         ("view", lambda p, x, y, n: p.view(x, 4, 15)),
         ("pad", lambda p, x, y, n: p.index(

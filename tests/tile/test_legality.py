@@ -120,6 +120,10 @@ CASES: list[tuple[Machine, str, dict[str, int | str], str, str]] = [
      "place|placed"),
     (AVX512, "online", {"H": 2, "G": 2, "D": 8, "L": 9}, "h: seq *\ng: seq *\nt: seq *\ne: seq *\n"
      "d: seq *", "does not vary over e"),
+    (AVX512, "share", {"M": 4, "N": 64}, "i: l1 *\nj: seq *, simd 16",
+     "c scans j, whose steps on simd have no order"),
+    (AVX512, "share", {"M": 4, "N": 64}, "j: l1 *\ni: seq *",
+     "c scans j, and has a loop over i inside of its own"),
     (AVX512, "relu_mm", MM, "i: seq 4, reg 4\nj: seq *, simd 16\nk: seq *", "the sizes cover 16"),
 ]
 

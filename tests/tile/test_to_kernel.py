@@ -15,7 +15,8 @@ from rung.tile.choose import choose
 SIZES = {"relu_mm": {"M": 17, "K": 96, "N": 80}, "softmax": {"M": 13, "N": 100},
          "colsum": {"M": 40, "N": 70}, "norm_proj": {"M": 3, "K": 64, "N": 48},
          "rotate": {"H": 2, "D": 32, "L": 24}, "attend": {"H": 2, "G": 2, "D": 32, "L": 40},
-         "online": {"H": 2, "G": 2, "D": 32, "L": 40}, "inplace": {"M": 5, "N": 70}}
+         "online": {"H": 2, "G": 2, "D": 32, "L": 40}, "inplace": {"M": 5, "N": 70},
+         "share": {"M": 5, "N": 70}}
 
 
 def test_a_value_is_placed_in_a_loop_that_it_does_not_vary_over() -> None:

@@ -10,9 +10,9 @@ from rung.core.expr import ZERO, Expr
 from rung.core.op import Value
 from rung.core.ops import Cast
 from rung.core.types import BOOL, F32, F64, I32, I64, dtype_of
-from rung.frontends.torch.emit import Emit, Number, axis_exprs
+from rung.frontends.torch.emit import Emit, Number, axis_exprs, dimension
 from rung.frontends.torch.shapes import product
-from rung.tensor.ir import Contract, Full, shape_of
+from rung.tensor.ir import Contract, Full, Scan, shape_of
 
 LONG = 1 << 13  # terms of a sum that are many
 Dims = int | Sequence[int] | None
@@ -48,6 +48,21 @@ def widened(e: Emit, a: Value, axes: Sequence[int]) -> Value:
 def narrowed(e: Emit, x: Value, n: int = 0) -> Value:
     """`x` as result `n`; a float64 value is rounded once."""
     return e.finish(e.value(x, e.result(n).dtype) if dtype_of(x.type) is F64 else x, n)
+
+
+def prefixes(monoid: str) -> Build:
+    """A running sum or product: in float64 for float32, in int64 for integers, as torch has it."""
+    def build(e: Emit, x: Value, dim: int, *_: object) -> Value:
+        if e.dtype is BOOL:
+            raise Unsupported("a running result of bools")
+        a = e.operand(x, e.dtype)
+        if not shape_of(x):
+            return e.finish(a)
+        kind = dtype_of(a.type)
+        acc = {F32: F32 if e.dtype is not F32 else F64, F64: F64}.get(kind, I64)
+        scan = e.op(Scan(monoid, e.value(a, acc), dimension(dim, len(e.shape)), acc))
+        return e.finish(e.value(scan, kind))
+    return build
 
 
 def extreme(monoid: str) -> Callable[..., Value]:
@@ -299,6 +314,8 @@ REDUCTIONS: dict[str, Build] = {
     f"aten::sum.dim_IntList(Tensor self, int[1]? dim, {TYPED}) -> Tensor": total,
     "aten::mean(Tensor self, *, ScalarType? dtype=None) -> Tensor": lambda e, x, dtype: mean(e, x),
     f"aten::mean.dim(Tensor self, int[1]? dim, {TYPED}) -> Tensor": mean,
+    **{f"aten::{name}(Tensor self, int dim, *, ScalarType? dtype=None) -> Tensor": prefixes(monoid)
+       for name, monoid in (("cumsum", "add"), ("cumprod", "mul"))},
     "aten::amax(Tensor self, int[1] dim=[], bool keepdim=False) -> Tensor": extreme("max"),
     "aten::amin(Tensor self, int[1] dim=[], bool keepdim=False) -> Tensor": extreme("min"),
     "aten::max(Tensor self) -> Tensor": extreme("max"),
