@@ -116,6 +116,13 @@ def _certify(args: argparse.Namespace) -> Report:
         return certify.certify(args.build, args.dim, args.target)
 
 
+def _fuzz(args: argparse.Namespace) -> Report:
+    from rung.tools.fuzz import run
+
+    return run.fuzz(run.Request(args.seed, args.count, args.minutes, args.kind, args.target,
+                                args.out))
+
+
 def _doctor(args: argparse.Namespace) -> Report:
     from rung.tools import doctor
 
@@ -192,6 +199,7 @@ def parser() -> Parser:
     certify.add_argument("--dim", action="append", default=[], metavar="NAME=LOW..HIGH",
                          help="an argument of BUILD, and the sizes it may have, as batch=0..64")
     _target_option(certify)
+    _fuzz_options(_command(commands, "fuzz", "look for random programs that come out wrong", _fuzz))
     _command(commands, "doctor", "tell whether this machine has what rung needs", _doctor)
     _bench_options(_command(commands, "bench", "measure against eager and Inductor", _bench))
     return made
@@ -220,6 +228,20 @@ def _target_option(made: Parser) -> None:
     made.add_argument("--target", default=Settings.from_environment().target or "cpu",
                       metavar="NAME", help="the machine: " + ", ".join(_targets())
                       + " (default: RUNG_TARGET, else cpu, which is this machine's best)")
+
+
+def _fuzz_options(made: Parser) -> None:
+    made.add_argument("--seed", type=int, default=0, help="the first seed (default: 0)")
+    made.add_argument("--count", type=int, default=100, help="how many (default: 100)")
+    made.add_argument("--minutes", type=float, default=0, help="stop after so long (default: 0, no "
+                      "limit)")
+    made.add_argument("--mappings", dest="kind", action="store_const", const="mappings",
+                      default="programs", help="random mappings of known kernels, not programs")
+    made.add_argument("--text", dest="kind", action="store_const", const="text",
+                      help="damaged dumps, which must be refused in words")
+    made.add_argument("-o", dest="out", default=".", metavar="FOLDER",
+                      help="where files of what is wrong go (default: here)")
+    _target_option(made)
 
 
 def _bench_options(made: Parser) -> None:

@@ -1,35 +1,21 @@
-"""The functions of the goldens as Loop IR text, and running them under a mapping on NumPy.
-
-`kernel("softmax", "f32", M=5, N=100)` gives a kernel; `difference(kernel, machine)` lowers it by
-its mapping and says how far its Kernel IR is from its Loop IR; `legal` draws mappings for it.
-"""
+"""Kernels, mappings drawn for them and their runs, as the fuzzer has them; roles in odd orders."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Sequence
 
-import numpy as np
-
-from rung.core.errors import MappingError
-from rung.core.machine import GRID, SEQ, THREAD, UNROLL, VECTOR, Machine
-from rung.core.op import Func
-from rung.core.parse import parse_module
-from rung.core.scalar import round_bf16
-from rung.core.types import dtype_of, shape_of
-from rung.kernel import ir as kir
 from rung.kernel.moves import Engine
-from rung.loop import ir as loop
-from rung.targets.cpu.machine import MACHINES
-from rung.targets.cuda.machine import SM90
-from rung.targets.toy.machine import TOY
-from rung.tile import mapping as tile
-from rung.tile.complete import contractions, with_buffers, with_values
-from rung.tile.legality import is_legal
-from rung.tile.mapping import parse_mapping
-from rung.tile.to_kernel import to_kernel
+from rung.tools.fuzz.mappings import (
+    KERNELS,
+    SIZES,
+    SYMBOLIC,
+    VOCABULARIES,
+    arguments,
+    difference,
+    kernel,
+    legal,
+)
 
 
 class Late(Engine):
@@ -48,209 +34,5 @@ class Anyhow(Engine):
         return self.rng.choice(ready)
 
 
-SHORT = {"CACHE": "cache: T[{H},{L},{D}]", "QUERY": "q: T[{H},{G},{D}]",
-         "KEYS": "kc: T[{H},{L},{D}]", "VALUES": "vc: T[{H},{L},{D}]",
-         "STATE": "f32 over h,g, f32 over h,g, f32 over h,g,e"}
-VOCABULARIES = {"kernel": loop.VOCABULARY, "kernel-ir": kir.VOCABULARY}
-KERNELS = {
-    "relu_mm": """
-kernel relu_mm(x: T[{M},{K}], bias: T[{K}], w: T[{K},{N}]) -> y: T[{M},{N}]
-  a = F(x[i,k]) + F(bias[k]) : f32 over i,k
-  mm = contract add mul a, F(w[k,j]) over k {K} : f32 over i,j acc f32
-  y[i,j] = T(relu(mm))
-""",
-    "softmax": """
-kernel softmax(x: T[{M},{N}]) -> y: T[{M},{N}]
-  m = fold max F(x[i,j]) over j {N} : f32 over i acc f32
-  e = exp(F(x[i,j]) - m) : f32 over i,j
-  s = fold add e over j {N} : f32 over i acc f32
-  y[i,j] = T(e / s)
-""",
-    "colsum": """
-kernel colsum(x: T[{M},{N}]) -> y: T[{N}]
-  c = fold add F(x[i,j]) over i {M} : f32 over j acc f32
-  y[j] = T(c)
-""",
-    "share": """
-kernel share(x: T[{M},{N}]) -> y: T[{M},{N}], z: T[{M}]
-  c = scan add F(x[i,j]) over j {N} : f32 over i,j acc f32
-  y[i,j] = T(c * 0.5)
-  m = fold max c over j {N} : f32 over i acc f32
-  z[i] = T(m)
-""",
-    "inplace": """
-kernel inplace(x: T[{M},{N}] mutated)
-  x[i,j] = T(relu(F(x[i,j])))
-""",
-    "norm_proj": """
-kernel norm_proj(x: T[{M},{K}], g: T[{K}], w: T[{N},{K}]) -> y: T[{M},{N}]
-  q = F(x[i,k]) * F(x[i,k]) : f32 over i,k
-  s = fold add q over k {K} : f32 over i acc f32
-  r = rsqrt(s * 0.01 + 1e-05) : f32 over i
-  a = F(x[i,k]) * r * F(g[k]) : f32 over i,k
-  mm = contract add mul a, F(w[j,k]) over k {K} : f32 over i,j acc f32
-  y[i,j] = T(mm)
-""",
-    "rotate": """
-kernel rotate(k: T[{H},{D}], cosine: T[{D}], sine: T[{D}], pos: i64[1], CACHE mutated)
-  low = F(k[h,d-{half} | d-{half}]) : f32 over h,d
-  high = F(k[h,d+{half} | {half}-d-1]) : f32 over h,d
-  r = F(k[h,d]) * F(cosine[d]) + (low - high) * F(sine[d]) : f32 over h,d
-  cache[h,pos[0],d] = T(r)
-""",
-    "attend": """
-kernel attend(QUERY, KEYS, VALUES, pos: i64[1]) -> y: T[{H},{G},{D}]
-  z = contract add mul F(q[h,g,d]), F(kc[h,t,d]) over d {D} : f32 over h,g,t acc f32
-  u = where(index(t) <= pos[0], z * 0.25, -inf) : f32 over t,h,g
-  m = fold max u over t {L} : f32 over h,g acc f32
-  p = exp(u - m) : f32 over t,h,g
-  l = fold add p over t {L} : f32 over h,g acc f32
-  o = contract add mul p, F(vc[h,t,e]) over t {L} : f32 over h,g,e acc f32
-  y[h,g,e] = T(o / l)
-""",
-    "online": """
-kernel online(QUERY, KEYS, VALUES, pos: i64[1]) -> y: T[{H},{G},{D}]
-  z = contract add mul F(q[h,g,d]), F(kc[h,t,d]) over d {D} : f32 over h,g,t acc f32
-  u = where(index(t) <= pos[0], z * 0.25, -inf) : f32 over t,h,g
-  m, l, o = fold attend u, F(vc[h,t,e]) over t {L} : STATE acc f32
-  y[h,g,e] = T(o / l)
-"""}
-
-
-def kernel(name: str, dtype: str = "f32", mapping: str = "", machine: str = "cpu.avx512",
-           **sizes: int | str) -> Func:
-    """A kernel of `KERNELS` at given sizes, under the statements of a mapping if there are any."""
-    wide, text = dtype == "f32", KERNELS[name]
-    for word, meaning in SHORT.items():
-        text = text.replace(word, meaning)
-    text = text.replace("F(", "(" if wide else "f32(").replace(
-        " T(", " (" if wide else f" {dtype}(").replace("T[", f"{dtype}[")
-    half = sizes["D"] // 2 if isinstance(sizes.get("D"), int) else 0  # type: ignore[operator]
-    text = text.format(**sizes, half=half)
-    if mapping:
-        text += f"\nmap {name} on {machine}\n{mapping}\n"
-    (made,) = parse_module(text, VOCABULARIES, parse_mapping)
-    return made
-
-
-def arguments(func: Func, sizes: Mapping[str, int], seed: int = 0) -> dict[str, np.ndarray]:
-    """Random arrays for a kernel; outputs are full of NaN."""
-    rng = np.random.default_rng(seed)
-    found: dict[str, np.ndarray] = {}
-    for value in (*func.params, *func.outs):
-        shape = [int(e.evaluate(sizes)) for e in shape_of(value.type)]
-        dtype = dtype_of(value.type)
-        data: Any = rng.integers(0, 4, shape)
-        if dtype.is_float:
-            data = rng.standard_normal(shape).astype("f")
-            data = round_bf16(data) if dtype.name == "bf16" else data
-            data = np.full(shape, np.nan) if value in func.outs else data
-        found[value.name] = np.ascontiguousarray(data, dtype.numpy)
-    return found
-
-
-def difference(func: Func, machine: Machine, sizes: Mapping[str, int] | None = None,
-               engine: type[Engine] = Engine, lowered: Func | None = None) -> float:
-    """The largest absolute difference between Loop IR and Kernel IR, NaN if one is not written."""
-    lowered = lowered or to_kernel(func, machine)
-    want, got = arguments(func, sizes or {}), arguments(func, sizes or {})
-    loop.run_kernel(func, want)
-    kir.run_kernel_ir(lowered, got, engine)
-    floats = [v.name for v in (*func.params, *func.outs) if dtype_of(v.type).is_float]
-    gaps = [np.abs(want[n].astype("f8") - got[n].astype("f8")).max(initial=0) for n in floats]
-    return float(np.max(gaps))  # NaN if there is one
-
-
-# ---- random mappings
-SIZES = {
-    "relu_mm": {"M": 13, "K": 21, "N": 18}, "softmax": {"M": 5, "N": 70},
-    "colsum": {"M": 37, "N": 20}, "norm_proj": {"M": 3, "K": 40, "N": 18},
-    "rotate": {"H": 3, "D": 24, "L": 9}, "attend": {"H": 2, "G": 3, "D": 16, "L": 21},
-    "online": {"H": 2, "G": 3, "D": 16, "L": 21}, "share": {"M": 5, "N": 22}}
-SYMBOLIC = {"relu_mm": {"M": "s0", "K": "s1", "N": "s2"}, "softmax": {"M": "s0", "N": "s1"},
-            "colsum": {"M": "s0", "N": "s1"}, "online": {"H": 2, "G": 3, "D": 16, "L": "s1"}}
-KINDS = (GRID, SEQ, THREAD, UNROLL, VECTOR)
-LEVELS = {m.name: {kind: [x.name for x in m.levels if x.kind == kind] for kind in KINDS}
-          for m in (*MACHINES.values(), TOY, SM90)}
-
-
-class Draw:
-    """Draws mappings for one kernel on one machine, with roles if asked."""
-
-    def __init__(self, rng: random.Random, func: Func, machine: Machine, roles: bool = False):
-        self.rng, self.func, self.machine, self.roles = rng, func, machine, roles
-        self.levels = LEVELS[machine.name]
-        self.known = all(e.const_value is not None for e in loop.extents_of(func).values())
-
-    def mapping(self) -> tile.Mapping | None:
-        rng = self.rng
-        axes = list(loop.extents_of(self.func))
-        rng.shuffle(axes)
-        lines = tuple(tile.AxisLine(a, self.splits(n)) for n, a in enumerate(axes))
-        made = tile.Mapping(self.func.name, self.machine.name, lines, uses=self.uses(),
-                            roles=self.crew() if self.roles else ())
-        try:
-            return self.places(made)
-        except MappingError:
-            return None
-
-    def splits(self, number: int) -> tuple[tuple[str, int | None], ...]:
-        rng, out = self.rng, list[tuple[str, int | None]]()
-        if self.levels[GRID] and rng.random() < 0.4:
-            out.append((rng.choice(self.levels[GRID]), rng.choice((2, 3, 8))))
-        for name in self.levels[SEQ]:
-            if rng.random() < 0.35:
-                out.append((name, rng.choice((1, 2, 4, 8))))
-        if self.levels[UNROLL] and rng.random() < 0.4:
-            out.append((self.levels[UNROLL][0], rng.choice((2, 3, 4, 16))))
-        if self.levels[VECTOR] and rng.random() < 0.4:
-            out.append((self.levels[VECTOR][0], rng.choice((4, 8, 16))))
-        if out and out[0][0] in (*self.levels[GRID], *self.levels[SEQ]):
-            out[0] = (out[0][0], None)
-        else:
-            out.insert(0, (rng.choice(self.levels[SEQ]), None))
-        if self.levels[THREAD] and (number < 2 if self.roles else rng.random() < 0.5):
-            count = (16, 8)[number] if self.roles else rng.choice((2, 4, 8, 16))
-            out.insert(rng.randint(1, len(out)), ("thread", count))
-        return tuple(out)
-
-    def crew(self) -> tuple[tile.Roles, ...]:
-        most = 3 if self.machine is TOY and self.rng.random() < 0.5 else 2
-        names = ("load", "math", "store")[:most]
-        return (tile.Roles(tuple((name, 1, 0) for name in names)),)
-
-    def uses(self) -> tuple[tile.Use, ...]:
-        found = contractions(self.func)
-        atoms = [a for a in self.machine.atoms]
-        if not found or self.rng.random() < 0.5:
-            return ()
-        return (tile.Use(self.rng.choice(found)[0].result.name, self.rng.choice(atoms)),)
-
-    def places(self, made: tile.Mapping) -> tile.Mapping | None:
-        rng = self.rng
-        near = {TOY.name: "scratchpad", SM90.name: "shared"}.get(self.machine.name, "l1")
-        values = [v.name for op in self.func.body.ops for v in op.results]
-        values += [v.name for v in self.func.params] if self.machine is not TOY else []
-        loops = [(x.axis, level) for x in made.axes for level, _ in x.splits
-                 if level not in (*self.levels[UNROLL], *self.levels[VECTOR], "thread")]
-        for name in rng.sample(values, min(len(values), rng.choice((0, 0, 1, 2)))):
-            mover = "cp.async" if self.machine is SM90 and name not in made.names() and any(
-                name == v.name for v in self.func.params) else ""
-            ring = rng.choice((1, 2, 3)) if mover else 1
-            pad = rng.choice((0, 1)) if mover else 0
-            made = replace(made, places=(*made.places, tile.Place(
-                (name,), near, *rng.choice(loops), None, pad, ring, mover)))
-        done = with_values(self.func, made, self.machine, near)
-        if done and self.machine is TOY:
-            done = with_buffers(self.func, done, TOY, near, rng.choice((1, 2, 3)))
-        if done and near == "l1" and rng.random() < 0.3 and contractions(self.func):
-            done = replace(done, carries=(tile.Carry(contractions(self.func)[0][0].result.name,
-                                                     self.func.outs[0].name if self.func.outs
-                                                     else "cache"),))
-        return done
-
-
-def legal(rng: random.Random, func: Func, machine: Machine, tries: int, roles: bool = False
-          ) -> list[tile.Mapping]:
-    drawn = [Draw(rng, func, machine, roles).mapping() for _ in range(tries)]
-    return [m for m in drawn if m is not None and is_legal(func, m, machine)]
+__all__ = ["KERNELS", "SIZES", "SYMBOLIC", "VOCABULARIES", "Anyhow", "Late", "arguments",
+           "difference", "kernel", "legal"]

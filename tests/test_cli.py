@@ -41,14 +41,14 @@ def rung(capsys: pytest.CaptureFixture[str]):  # type: ignore[no-untyped-def]
 def test_help_lists_commands_options_and_variables(rung) -> None:
     code, out, err = rung("--help")
     assert (code, err) == (0, "")
-    for word in ("show", "explain", "opt", "bisect", "repro", "certify", "doctor", "bench",
-                 "RUNG_CACHE_DIR", "CC", *(f.name for f in fields(Options)), *MODES):
+    for word in ("show", "explain", "opt", "bisect", "repro", "certify", "fuzz", "doctor",
+                 "bench", "RUNG_CACHE_DIR", "CC", *(f.name for f in fields(Options)), *MODES):
         assert word in out
 
 
 @pytest.mark.parametrize(("args", "says"), [
     ((), "COMMAND"),
-    (("shw",), "'show', 'explain', 'opt', 'bisect', 'repro', 'certify', 'doctor', 'bench'"),
+    (("shw",), "'show', 'explain', 'opt', 'bisect', 'repro', 'certify', 'fuzz', 'doctor', 'bench'"),
     (("show",), "-c FILE.py:BUILD"),
     (("show", "-c", "torch.randn(3)", "--rung", "lop"), "'loop'"),
     (("show", "-c", "torch.randn(3).exp()", "--target", "gpu"), "cpu.avx2"),

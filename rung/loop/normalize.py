@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 
+from rung.core import origins
 from rung.core.expr import ONE, ZERO, Bounds, Expr, FloorDiv, Mod, Sym, is_size, sym
 from rung.core.op import Func, Op, Value
 from rung.core.ops import IndexValue, Sub
@@ -142,9 +143,18 @@ def _joined(pair: list[Sub], sizes: list[Expr], bounds: Bounds) -> Expr | None:
 
 def _redeclared(func: Func, buffers: dict[Value, Value],
                 subs: dict[int, tuple[Sub, ...]]) -> Func:
-    """`func` over other buffers; `subs` are the new subscripts by op."""
-    ops = [replace(op.map(buffers), subs=subs[id(op)]) if isinstance(op, Load | Store)
-           and id(op) in subs else op.map(buffers) for op in func.body.ops]
+    """`func` over other buffers; `subs` are the new subscripts by op. The axes of a value come in
+    the order of its subscripts, so types are inferred again."""
+    values, ops = dict(buffers), list[Op]()
+    for op in func.body.ops:
+        new = op.map(values)
+        if isinstance(new, Load | Store) and id(op) in subs:
+            new = replace(new, subs=subs[id(op)])
+        results = tuple(r if r.type == t else replace(r, type=t)
+                        for r, t in zip(op.results, new.infer(), strict=True))
+        values.update(zip(op.results, results, strict=True))
+        origins.derive(results, op.results)
+        ops.append(replace(new, results=results))
     func = func.with_ops(ops)
     return replace(func, params=tuple(buffers.get(v, v) for v in func.params),
                    outs=tuple(buffers.get(v, v) for v in func.outs))

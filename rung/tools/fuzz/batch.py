@@ -1,0 +1,133 @@
+"""Many torch programs compiled at once: one library of all their kernels, instead of one each.
+
+A program takes the way of `torch.compile`, Dynamo apart: traced symbolically, functionalized by
+AOTAutograd, lowered; what AOTAutograd gets is a callable that is filled in once the kernels of the
+whole batch are built. Names of kernels get a prefix, since two programs may share one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from rung.core.cost import bound
+from rung.frontends.torch import compat
+from rung.frontends.torch.backend import DECOMPOSED, with_results
+from rung.frontends.torch.importer import Imported, import_graph
+from rung.frontends.torch.oracle import to_numpy
+from rung.pipeline import Stages, generated, lower_module
+from rung.program import memory
+from rung.program.ir import Module
+from rung.runtime.executable import Executable
+from rung.runtime.host import host_code
+from rung.runtime.tensors import cloned
+from rung.targets.base import Launched, Stretch, Target, is_library
+from rung.tools import check
+from rung.tools.fuzz.programs import Program
+
+Run = Callable[[list[Any]], Any]
+
+
+@dataclass
+class Part:
+    """The graph of one program on its way to code; `run` is there once `build` has been."""
+
+    imported: Imported
+    stages: Stages
+    prefix: str
+    run: Run | None = None
+    watched: bool = False
+    seen: tuple[list[Any], list[Any]] = ([], [])  # what it was given, if watched, and gave
+
+    def wrong(self, bound: float) -> str:
+        """On which rung the oracle gives something else than the code did when it ran last."""
+        inputs = [to_numpy(x) for x in (*self.seen[0], *self.imported.constants)]
+        got = [to_numpy(x) for x in self.seen[1] if isinstance(x, torch.Tensor)]
+        for rung, module in self.stages.modules.items():
+            if rung == "kernel" and self.slow:
+                continue
+            if found := check.difference(check.results(module, inputs)[:len(got)], got, bound):
+                return f"the code changes {found} of {rung} IR"
+        return ""
+
+    @property
+    def slow(self) -> bool:
+        costs = [bound(k, self.stages.target.machine) for k in self.stages.modules["tile"].kernels]
+        return sum(c.ops + c.flops for c in costs) > SLOW
+
+    @property
+    def module(self) -> Module:
+        return self.stages.modules["kernel"]
+
+
+@dataclass
+class Lowered:
+    """A program that is called like its function, once its parts are built."""
+
+    program: Program
+    call: Callable[..., Any]
+    parts: list[Part] = field(default_factory=list)
+
+    def watch(self) -> None:
+        """Keep what each part is given and gives."""
+        for part in self.parts:
+            part.watched = True
+
+
+def lowered(program: Program, target: Target, prefix: str) -> Lowered:
+    """Down to Kernel IR. RungError where a rung refuses, which torch.compile would hide."""
+    parts: list[Part] = []
+    options = dict(program.options)
+
+    def compiler(gm: fx.GraphModule, examples: Sequence[Any]) -> compat.Boxed:
+        with compat.unset_fake_temporarily():
+            imported = import_graph(gm, static=compat.static_inputs(gm))
+            stages = lower_module(imported.func, target, options.get("precision", "default"))
+        part = Part(imported, stages, f"{prefix}{len(parts)}_")
+        parts.append(part)
+        return compat.boxed(lambda args: _run(part, args))
+
+    gm = fx.symbolic_trace(program.function())
+    with torch.no_grad():
+        call = compat.compile_graphs(gm, program.arguments(), compiler, compiler, compiler,
+                                     DECOMPOSED)
+    return Lowered(program, call, parts)
+
+
+def _run(part: Part, args: list[Any]) -> Any:
+    assert part.run is not None
+    given = cloned(args) if part.watched else []
+    out = part.run(args)
+    if part.watched:
+        part.seen = given, list(out)
+    return out
+
+
+SLOW = 1 << 15  # operations over which Kernel IR is not run as Python
+
+
+def build(programs: Sequence[Lowered], target: Target) -> None:
+    """Code for the parts of all programs, as one library. TargetCompileError if it has none."""
+    parts = [p for x in programs for p in x.parts]
+    codes = [host_code(memory.plan(p.module.main), p.module, len(p.imported.constants))
+             for p in parts]
+    kernels = [replace(k, name=p.prefix + k.name) for p in parts for k in generated(p.module)]
+    stretches = [_renamed(s, p.prefix) for p, (_, found) in zip(parts, codes, strict=True)
+                 for s in found]
+    launches = target.load(kernels, target.emit(kernels), stretches) if kernels or stretches else {}
+    for part, (code, _) in zip(parts, codes, strict=True):
+        own = {name.removeprefix(part.prefix): x for name, x in launches.items()
+               if name.startswith(part.prefix)}
+        libraries = {k.name: target.call(k) for k in part.module.kernels if is_library(k)}
+        made = Executable(code, target, own, libraries, part.imported.constants)
+        part.run = with_results(made.run, part.imported)
+
+
+def _renamed(stretch: Stretch, prefix: str) -> Stretch:
+    steps = tuple(replace(x, kernel=prefix + x.kernel) if isinstance(x, Launched) else x
+                  for x in stretch.steps)
+    return replace(stretch, name=prefix + stretch.name, steps=steps)
