@@ -17,7 +17,7 @@ from rung.core.scalar import round_bf16
 from rung.core.types import BF16, BOOL, TensorType
 from rung.loop.run import run_module
 from rung.program.ir import Module
-from rung.tools.fuzz.tensors import Prog
+from rung.tools.fuzz.tensors import Prog, size
 
 CPU = Machine("test", (), (Space("dram", 1 << 34, 37e9), Space("l3", 32 << 20, 117e9)),
               Rates(37e9, 117e9, {"f32": 272e9, "bf16": 498e9}, 1e-6), 16, 32, cores=2)
@@ -58,4 +58,4 @@ def check(before: Module, after: Module, inputs: Sequence[Any], exact: bool = Tr
             np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6 * top)
 
 
-__all__ = ["CPU", "Prog", "check", "draw", "is_size", "results"]
+__all__ = ["CPU", "Prog", "check", "draw", "is_size", "results", "size"]
