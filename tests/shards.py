@@ -21,6 +21,7 @@ from typing import Any
 from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parents[1]
+LATE = "timed out"
 Record = dict[str, Any]
 Work = Callable[[str, frozenset[str]], Iterator[tuple[str, Callable[[], Record]]]]
 """Of a unit, and the items of it that have results: the other items, and what tries each."""
@@ -39,13 +40,17 @@ def folder(suite: str, sources: Iterable[Path], given: str = "", root: Path = RO
     return place
 
 
-def run(units: Sequence[str], work: Work, place: Path, workers: int,
-        limit: float = 300.0) -> dict[str, list[Record]]:
-    """The results of all units; `limit` is the seconds that an item may take."""
+def run(units: Sequence[str], work: Work, place: Path, workers: int, limit: float = 300.0,
+        minutes: float | None = None) -> dict[str, list[Record]]:
+    """The results of all units; `limit` is the seconds that an item may take, and after `minutes`
+    no unit is begun."""
+    end = float("inf") if minutes is None else time.time() + 60 * minutes
     waiting = [u for u in units if not _done(place / u)][::-1]
     running: dict[int, str] = {}
     with tqdm(total=len(units), initial=len(units) - len(waiting), smoothing=0) as bar:
         while waiting or running:
+            if time.time() > end:
+                waiting.clear()
             while waiting and len(running) < workers:
                 unit = waiting.pop()
                 running[_start(unit, work, place / unit)] = unit
@@ -116,7 +121,7 @@ def _ended(pid: int, path: Path, limit: float) -> bool:
         os.killpg(pid, signal.SIGKILL)
         got, status = os.waitpid(pid, 0)
     if got and status:
-        why = "timed out" if late else f"process died: {os.waitstatus_to_exitcode(status)}"
+        why = LATE if late else f"process died: {os.waitstatus_to_exitcode(status)}"
         _note(path, pending, why)
     return bool(got)
 

@@ -32,6 +32,7 @@ from rung.program.ir import Module
 Reason: TypeAlias = str
 Price = Callable[[Func], float]  # seconds of a kernel
 MAX_AXES, MAX_CONTRACTIONS, MAX_READERS = 7, 2, 3
+MAX_OPS = 128  # of a kernel: a longer one saves little traffic, and growing it takes square time
 SOFTMAX = ("max", "softmax", "attend")
 
 
@@ -57,6 +58,8 @@ def can_fuse(producer: Piece, consumer: Piece, epochs: tuple[int, int] = (0, 0))
 def can_be(fused: Func) -> Reason | None:
     """Why no kernel may look like `fused`: too many axes or contractions, or a contraction's
     result folded again (unless by the softmax of an attention)."""
+    if len(fused.body.ops) > MAX_OPS:
+        return f"more than {MAX_OPS} ops"
     if len(extents_of(fused)) > MAX_AXES:
         return f"more than {MAX_AXES} axes"
     if len({op.axis for op in fused.body.ops if isinstance(op, Scan)}) > 1:

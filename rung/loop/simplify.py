@@ -2,9 +2,9 @@
 
     y[i] = round_bf16(f32(round_bf16(x[i] * 1.0)) + b[i])   ->   y[i] = round_bf16(x[i] + b[i])
 
-`precision="default"` also deletes the roundings that only eager's op borders made; "eager" keeps
-them. Equal ops are merged and dead ones dropped on the way. A rule gets an op whose operands are
-simplified, and gives the value that it is, or None.
+`precision="default"` also deletes the roundings that only eager's op borders made, but not where
+the last bits decide (`JUMPS`); "eager" keeps them. Equal ops are merged and dead ones dropped on
+the way. A rule gets an op whose operands are simplified, and gives the value that it is, or None.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from rung.loop.emit import Copier, Declined, Emitter
 from rung.loop.ir import Contract, Fold, extents_of
 
 ROUNDINGS = ("default", "eager")
+JUMPS = ("floor", "ceil", "trunc", "round", "fmod", "tan")
+"""Functions that a last bit takes over an edge: there a value is rounded as in eager."""
 _HELD: tuple[DType, ...] = (F32, I64, BOOL)  # types whose constants print without their name
 
 
@@ -35,7 +37,7 @@ def simplify(func: Func, precision: str = "default") -> Func:
     buffers = (*func.params, *func.outs)
     out = Emitter(extents_of(func), [v.name for v in buffers])
     sweep = _Sweep(out, values={v: v for v in buffers})
-    sweep.uses = _uses(func)
+    sweep.uses, sweep.sharp = _uses(func), _at_jumps(func)
     sweep.rules = (*RULES, drop_rounding) if precision == "default" else RULES
     try:
         sweep.ops(func.body.ops)
@@ -49,6 +51,7 @@ class _Sweep(Copier):
     rules: tuple[Rule, ...] = ()
     made: dict[Value, Op] = field(default_factory=dict)
     uses: dict[Value, int] = field(default_factory=dict)
+    sharp: set[Value] = field(default_factory=set)  # see `_at_jumps`
 
     def op(self, op: Op) -> tuple[Value, ...]:
         new = self._moved(op)
@@ -84,9 +87,17 @@ def _uses(func: Func) -> dict[Value, int]:
     return counts
 
 
+def _at_jumps(func: Func) -> set[Value]:
+    """What is read where the last bits decide: by functions with jumps, and casts to integers."""
+    return {v for op in func.body.ops if (isinstance(op, Map) and op.fn in JUMPS) or (
+        isinstance(op, Cast) and not op.dtype.is_float) for v in op.operands()}
+
+
 # f32(round_bf16(v)) -> v            only where a rounding is eager's alone: changes the last bits
 def drop_rounding(s: _Sweep, op: Op) -> Value | None:
     match op:
+        case Cast(results=results) if s.sharp.intersection(results):
+            return None
         case Cast(x, dtype):
             inner = s.made.get(x)
             if isinstance(inner, Cast) and inner.implicit and dtype_of(inner.x.type) == dtype:

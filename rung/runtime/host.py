@@ -33,7 +33,7 @@ import torch
 from rung.core.errors import LoweringError
 from rung.core.expr import Expr
 from rung.core.op import Op, Value
-from rung.core.types import DType, IndexType, TensorType, shape_of
+from rung.core.types import BF16, F16, DType, IndexType, TensorType, dtype_of, shape_of
 from rung.frontends.torch.calls import DTYPES, overload
 from rung.program.ir import Call, Check, KernelCall, Module, Return, Write
 from rung.program.memory import Plan, Step, Storage
@@ -172,7 +172,8 @@ class _Host:
         """Bring an argument into the layout that its type declares, where it has another one.
 
         Parameters of a module stay as they are, and torch guards the layout of most inputs; the
-        gradients that come into a backward graph have any.
+        gradients that come into a backward graph have any. What a library's forward op saved for
+        it in half precision may be of another type than torch said: kernels get it in theirs.
         """
         if param.role == "param":
             return
@@ -180,7 +181,8 @@ class _Host:
             name = self.name(param)
             self.line(f"{name}_given = {name}")
             self.copied.append((f"{name}_given", name))
-        self.refit(param, self.layout(param))
+        doubted = param in self.read and dtype_of(param.type) in (BF16, F16)
+        self.refit(param, self.other(param) if doubted else self.layout(param))
 
     def layout(self, value: Value) -> str:
         """A test of whether a tensor has another layout than its type."""
@@ -188,6 +190,11 @@ class _Host:
         name, strides = self.name(value), value.type.strides
         return f"not {name}.is_contiguous()" if strides is None else \
             f"{name}.stride() != {self.tuple(strides)}"
+
+    def other(self, value: Value) -> str:
+        """A test of whether a tensor has another layout or element type than its type."""
+        assert isinstance(value.type, TensorType)
+        return f"{self.name(value)}.dtype is not {self.dtype(value.type)} or {self.layout(value)}"
 
     def refit(self, value: Value, test: str) -> None:
         assert isinstance(value.type, TensorType)
@@ -200,8 +207,7 @@ class _Host:
         """A library's result may be another than torch said it would be: of another type (bf16
         statistics of a batch norm), or laid out otherwise. Kernels read it as its type says."""
         if result in self.read and isinstance(result.type, TensorType):
-            test = f"{self.name(result)}.dtype is not {self.dtype(result.type)}"
-            self.refit(result, f"{test} or {self.layout(result)}")
+            self.refit(result, self.other(result))
 
     # ---- values
     def name(self, value: Value) -> str:

@@ -8,7 +8,7 @@ buffer, a loop or a branch everything that must not move past it is written.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rung.core.errors import LoweringError
@@ -140,23 +140,25 @@ class Emitter:
 
     def _flush_loads(self, buf: Value | None) -> None:
         """Write loads (of one buffer) that must not move past what follows."""
-        for value, op in list(self.pending.items()):
-            if self._reads(op, buf):
-                self._force(value)
+        for value in self._readers(None if buf is None else {buf}):
+            self._force(value)
 
-    def _reads(self, op: Op, buf: Value | None) -> bool:
-        if isinstance(op, Load):
-            return buf is None or op.buf is buf
-        return any(self._reads(self.pending[v], buf) for v in op.operands() if v in self.pending)
+    def _readers(self, buffers: Collection[Value | None] | None) -> dict[Value, None]:
+        """What is pending and reads one of these buffers, or any if there are none, in order."""
+        found = dict[Value, None]()
+        for value, op in self.pending.items():
+            if (buffers is None or op.buf in buffers) if isinstance(op, Load) else any(
+                    v in found for v in op.operands()):
+                found[value] = None
+        return found
 
     def _flush_for(self, op: Op) -> None:
         """Write what a loop or branch reads, and loads of buffers that it writes."""
         inside = {v for block in op.blocks() for o in walk(block) for v in o.operands()}
         written = {op_writes(o) for block in op.blocks() for o in walk(block)} - {None}
+        reads = self._readers(written)
         for value, made in list(self.pending.items()):
-            if isinstance(made, Const):
-                continue
-            if value in inside or any(self._reads(made, b) for b in written):
+            if not isinstance(made, Const) and (value in inside or value in reads):
                 self._force(value)
 
     def _force(self, value: Value) -> None:

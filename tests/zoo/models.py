@@ -1,12 +1,13 @@
 """Every architecture of transformers, small: built from its default configuration, made narrow.
 
-All widths of a configuration are divided by one number, so that what must divide still does, and
-few layers are left. An architecture that cannot be built so, offline, is not in the zoo.
+All widths of a configuration are divided by one number, so that what must divide still does; few
+heads, experts and layers are left. What cannot be built so, offline, is not in the zoo.
 """
 
 from __future__ import annotations
 
 import inspect
+import math
 import os
 import re
 from collections.abc import Sequence
@@ -20,9 +21,12 @@ from torch import nn
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_MAPPING, MODEL_MAPPING_NAMES
 
-WIDTH = 64  # what the model's own width becomes
-DEEP = re.compile(r"layers?$|depths?$|n_block")
-WIDE = re.compile(r"size|dim|embd|d_model|d_ff|d_kv|ffn|rank|channel|hidden|width|inner")
+WIDTH, HEADS, LAYERS, EXPERTS = 64, 4, 2, 8  # of the small models, at most
+UNIT = 16  # of their widths, which products of several experts want aligned
+DEEP = re.compile(r"layers?$|depths?$|n_block|num_blocks")
+HEADED = re.compile(r"heads?$|head_groups$|n_groups?$|num_groups$")
+HEAD_WIDE = re.compile(r"(head_dim|head_size|_kv|kv_channels)$")
+WIDE = re.compile(r"size|dim|embd|d_model|d_ff|ffn|rank|channel|hidden|width|inner|lora")
 KEPT = re.compile(r"vocab|patch|image|kernel|stride|window|max|token|chunk|batch|pool|_id$|grid")
 
 
@@ -48,17 +52,24 @@ def shrunk(config: Any) -> Any:
 
 
 def smaller(key: str, value: int, factor: int) -> int:
+    """A number of a configuration whose widths become `factor` times smaller."""
     if DEEP.search(key):
-        return min(value, 2)
+        return min(value, LAYERS)
+    if "expert" in key and not WIDE.search(key):
+        return min(value, EXPERTS)
+    if HEADED.search(key):
+        return math.gcd(value, HEADS)
+    if HEAD_WIDE.search(key):
+        return min(value, WIDTH // HEADS)
     if WIDE.search(key) and not KEPT.search(key) and value >= factor:
-        return value // factor
+        small = value // factor
+        return small if small < UNIT else -(-small // UNIT) * UNIT
     return value
 
 
 def build(name: str) -> nn.Module:
     """A small model with random weights from a fixed seed; whatever fails, raises."""
     config = shrunk(CONFIG_MAPPING[name]())
-    config._attn_implementation = "sdpa"
     found: Any = MODEL_MAPPING[type(config)]
     torch.manual_seed(0)
     make = found[0] if isinstance(found, Sequence) else found
@@ -66,8 +77,8 @@ def build(name: str) -> nn.Module:
     return model.float()
 
 
-def inputs(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Two examples of what the model's `forward` asks for."""
+def inputs(model: nn.Module) -> list[dict[str, torch.Tensor]]:
+    """Two examples of what the model's `forward` asks for; then of its text alone."""
     config: Any = model.config
     text = getattr(config, "text_config", config)
     vision = getattr(config, "vision_config", config)
@@ -80,4 +91,6 @@ def inputs(model: nn.Module) -> dict[str, torch.Tensor]:
         "input_values": torch.randn(2, 4000),
         "input_features": torch.randn(2, getattr(config, "num_mel_bins", 80) or 80, 60)}
     wanted = inspect.signature(model.forward).parameters
-    return {k: v for k, v in known.items() if k in wanted}
+    given = {k: v for k, v in known.items() if k in wanted}
+    words = {k: v for k, v in given.items() if k.endswith("ids")}
+    return [given, words] if words and len(words) < len(given) else [given]

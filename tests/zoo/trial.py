@@ -28,8 +28,7 @@ def attempt(name: str, train: bool) -> Record:
     torch._dynamo.reset()
     try:
         model = models.build(name).train(train)
-        given = models.inputs(model)
-        want, eager = timed(model, given, train, None)
+        given, want, eager = tried(model, train)
     except Exception as error:  # not in the zoo
         return {"skipped": f"{type(error).__name__}: {error}"[:200], "failed": []}
     if train and not want.grads:
@@ -48,6 +47,17 @@ def attempt(name: str, train: bool) -> Record:
         alike = difference(other, want, Outcome).partition(":")[0] == how.partition(":")[0]
         record["torchs" if alike else "failed"] = [how]
     return record
+
+
+def tried(model: nn.Module, train: bool) -> tuple[dict[str, torch.Tensor], Outcome, float]:
+    """The first inputs that eager takes, their outcome and its seconds."""
+    *first, last = models.inputs(model)
+    for given in first:
+        try:
+            return given, *timed(model, given, train, None)
+        except Exception:  # no examples of what the model asks for
+            continue
+    return last, *timed(model, last, train, None)
 
 
 def timed(model: nn.Module, given: dict[str, torch.Tensor], train: bool, backend: str | None,

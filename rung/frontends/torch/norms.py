@@ -10,7 +10,7 @@ from rung.core.errors import Unsupported
 from rung.core.expr import Expr
 from rung.core.op import Value
 from rung.core.types import F64, dtype_of
-from rung.frontends.torch.emit import Emit
+from rung.frontends.torch.emit import HALVES, Emit
 from rung.frontends.torch.reductions import narrowed, widened
 from rung.frontends.torch.shapes import product
 from rung.tensor.ir import Full, shape_of
@@ -31,9 +31,18 @@ def affine(e: Emit, x: Value, weight: Value | None, bias: Value | None) -> Value
     return x
 
 
+def alike(x: Value, *others: Value | None) -> None:
+    """Unsupported where half-precision `x` meets parameters of another type: the statistics that
+    eager saves are then of theirs, which torch does not say."""
+    kind = dtype_of(x.type)
+    if kind in HALVES and any(v is not None and dtype_of(v.type) != kind for v in others):
+        raise Unsupported(f"statistics of {kind} with parameters of another type")
+
+
 def layer_norm(e: Emit, x: Value, size: Sequence[object], weight: Value | None,
                bias: Value | None, eps: float) -> tuple[Value, ...]:
     """(y, mean, 1 / sqrt(var + eps))"""
+    alike(x, weight, bias)
     a = e.operand(x, dtype_of(x.type))
     axes = trailing(x, size)
     centre = e.mean(a, axes, keep=True)
@@ -59,6 +68,7 @@ def layer_norm_backward(e: Emit, grad: Value, x: Value, size: Sequence[object], 
                         scale: Value, weight: Value | None, bias: Value | None,
                         wanted: Sequence[bool]) -> tuple[Value, ...]:
     """Gradients of x, weight and bias, those that are `wanted`."""
+    alike(x, weight, bias)
     g, a, centre, factor = (e.operand(v, dtype_of(v.type)) for v in (grad, x, mean, scale))
     hat = normal(e, a, centre, factor)
     axes = trailing(x, size)
@@ -137,6 +147,7 @@ def batch_stats(e: Emit, x: Value) -> tuple[Value, Value]:
 def batch_norm(e: Emit, x: Value, weight: Value | None, bias: Value | None, training: bool,
                momentum: float, eps: float) -> tuple[Value, ...]:
     """(y, mean, 1 / sqrt(var + eps)) of the batch's own statistics."""
+    alike(x, weight, bias)
     if not training:
         raise Unsupported("batch norm without statistics")
     mean, spread = batch_stats(e, x)
@@ -152,6 +163,7 @@ def batch_norm_updating(e: Emit, x: Value, weight: Value | None, bias: Value | N
     if not training:
         return (*batch_norm_eval(e, x, weight, bias, running_mean, running_var, momentum, eps),
                 running_mean, running_var)
+    alike(x, weight, bias, running_mean, running_var)
     mean, spread = batch_stats(e, x)
     scale = inverse_deviation(e, spread, eps)
     count = product([shape_of(x)[n] for n in channels(x)])
@@ -167,6 +179,7 @@ def batch_norm_updating(e: Emit, x: Value, weight: Value | None, bias: Value | N
 def batch_norm_eval(e: Emit, x: Value, weight: Value | None, bias: Value | None, mean: Value,
                     spread: Value, momentum: float, eps: float) -> tuple[Value, ...]:
     """`x` by the running statistics, and two empty tensors."""
+    alike(x, weight, bias, mean, spread)
     known, var = (e.operand(v, dtype_of(v.type)) for v in (mean, spread))
     y = normalized(e, x, known, inverse_deviation(e, var, eps), weight, bias)
     return y, *(e.op(Full(0.0, e.result(n).dtype, e.result(n).shape)) for n in (1, 2))
@@ -177,6 +190,7 @@ def batch_norm_backward(e: Emit, grad: Value, x: Value, weight: Value | None,
                         mean: Value | None, scale: Value | None, training: bool, eps: float,
                         wanted: Sequence[bool]) -> tuple[Value, ...]:
     """Gradients of x, weight and bias, those that are `wanted`."""
+    alike(x, weight, running_mean, running_var)
     g, a = (e.operand(v, dtype_of(v.type)) for v in (grad, x))
     inner = dtype_of(a.type)
     if not training and running_mean is not None and running_var is not None:
@@ -235,6 +249,7 @@ def group_norm_backward(e: Emit, grad: Value, x: Value, mean: Value, scale: Valu
                         weight: Value | None, n: object, c: object, hxw: object, groups: int,
                         wanted: Sequence[bool]) -> tuple[Value, ...]:
     """Gradients of x, weight and bias, those that are `wanted`."""
+    alike(x, weight)
     g, a = grouped(e, grad, groups), grouped(e, x, groups)
     factor = by_group(e, scale, a, per_row=True)
     hat = e.map("mul", e.map("sub", a, by_group(e, mean, a, per_row=True)), factor)

@@ -182,6 +182,9 @@ def power(e: Emit, x: Operand, exponent: Operand) -> Value:
     """The exponents for which torch has kernels of their own; a cube of bf16 rounds twice."""
     if e.dtype is BOOL:
         raise Unsupported("a power of bools")
+    if not e.dtype.is_float and not isinstance(exponent, Value) and (
+            isinstance(exponent, Expr) or exponent < 0):
+        raise Unsupported("integers to a negative power")
     if isinstance(exponent, Value | Expr) or not e.dtype.is_float:
         return binary("pow")(e, x, exponent)
     a = e.operand(x, e.dtype)
