@@ -79,15 +79,19 @@ class Interp:
         return np.where(where, array[safe], np.asarray(fill, array.dtype))
 
     def write(self, array: np.ndarray, subs: Sequence[Any], value: Any,
-              mask: Sequence[Expr]) -> None:
-        """`array[subs] = value` where every mask expression is >= 0."""
+              mask: Sequence[Expr], combine: np.ufunc | None = None) -> None:
+        """`array[subs] = value` where every mask expression is >= 0; or combined with what is
+        there, one point after the other."""
         where = self.valid(mask)
         *places, where, value = np.broadcast_arrays(*[self._sub(s) for s in subs], where, value)
         for dim, place in enumerate(places):
             bad = where & ((place < 0) | (place >= array.shape[dim]))
             if bad.any():
                 raise IndexError(f"subscript {dim} is {place[bad][0]} of {array.shape[dim]}")
-        if places:
+        if combine is not None:
+            with np.errstate(all="ignore"):
+                combine.at(array, tuple(p[where] for p in places), value[where])
+        elif places:
             array[tuple(p[where] for p in places)] = value[where]
         elif where.all():
             array[...] = value.reshape(())

@@ -119,8 +119,13 @@ class Parser(Cursor):
             return
         if self.peek(1) == "[" and not names:
             lanes, buf, subs, mask, _ = self._element()
+            by = "" if self.peek() == "=" else self.name()
             self.take("=")
-            self.builder.add(self._shared(StoreBase, lanes, buf, subs, self.expression(), mask))
+            how = [by] if by else []
+            if by and "combine" not in field_kinds(self.vocabulary.of(StoreBase) or Op):
+                self.fail(f"a {self.vocabulary.kind} has no stores that combine")
+            self.builder.add(self._shared(StoreBase, lanes, buf, subs, self.expression(), mask,
+                                          *how))
         else:
             self._named(names, self.expression())
         self.take(NEWLINE)

@@ -130,7 +130,8 @@ class Printer:
     def statement(self, op: Op) -> str:
         """One op as a line, without indentation and nested blocks."""
         if isinstance(op, StoreBase):
-            return f"{self._element(op)} = {self.expression(op.value)}"
+            by = getattr(op, "combine", "")
+            return f"{self._element(op)} {by}= {self.expression(op.value)}"
         types = " : " + ", ".join(str(r.type) for r in op.results) if op.results else ""
         body = self._form(op, types) if op.form else self.inline(op) + types
         names = ", ".join(r.name for r in op.results)

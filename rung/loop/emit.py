@@ -138,7 +138,8 @@ class Copier:
                 return replace(op, buf=self.values[op.buf], subs=subs, mask=mask)
             case Store():
                 mask = self.out.unproved([*map(self.expr, op.mask), *self.mask])
-                return Store(self.values[op.buf], self.subs(op.subs), self.values[op.value], mask)
+                return replace(op, buf=self.values[op.buf], subs=self.subs(op.subs),
+                               value=self.values[op.value], mask=mask)
             case IndexValue():
                 return self._index(op)
             case Fold() | Contract() | Scan():

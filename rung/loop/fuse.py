@@ -65,6 +65,8 @@ def can_be(fused: Func) -> Reason | None:
     if len({op.axis for op in fused.body.ops if isinstance(op, Scan)}) > 1:
         return "scans along two axes"
     contractions = [op for op in fused.body.ops if isinstance(op, Contract)]
+    if contractions and any(op.combine for op in fused.body.ops if isinstance(op, Store)):
+        return "a contraction's result is added up where data say"
     if len(contractions) > MAX_CONTRACTIONS:
         return f"more than {MAX_CONTRACTIONS} contractions"
     made = {r: op for op in fused.body.ops for r in op.results}

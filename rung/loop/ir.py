@@ -36,6 +36,8 @@ from rung.core.ops import (
 from rung.core.rewrite import merge_equal
 from rung.core.scalar import MONOIDS, SCALARS
 from rung.core.types import (
+    BF16,
+    F16,
     Axis,
     DType,
     TensorType,
@@ -85,7 +87,19 @@ class Load(LoadBase):
 
 @dataclass(frozen=True, eq=False)
 class Store(StoreBase):
-    """Writes one element for each point of the axes in its subscripts."""
+    """Writes one element for each point of the axes in its subscripts.
+
+    With `combine`, a monoid, `x[at[n],j] add= v` adds it to what is there: points of equal
+    subscripts one after the other, in the order of `clashing` axes.
+    """
+
+    combine: str = ""
+
+    @property
+    def clashing(self) -> tuple[str, ...]:
+        """Axes along which two points may have the same subscripts, where that matters."""
+        plain = {str(s) for s in self.subs if isinstance(s, Expr)}
+        return tuple(a for a in free_axes(self.subs) if self.combine and a not in plain)
 
     def check(self) -> None:
         super().check()
@@ -93,9 +107,15 @@ class Store(StoreBase):
         if missing:
             raise VerifyError(f"the value varies over {', '.join(sorted(missing))}, "
                               f"the subscripts do not")
+        if not self.combine:
+            return
+        kind = dtype_of(self.buf.type)
+        if self.combine not in MONOIDS or self.buf.role != "mutated" or kind in (BF16, F16):
+            raise VerifyError(f"cannot combine by {self.combine} into {self.buf.name}, {kind}")
 
     def run(self, interp: Interp, *operands: Any) -> Any:
-        interp.write(operands[0], self.subs, interp.values[self.value], self.mask)
+        ufunc = MONOIDS[self.combine].ufunc if self.combine else None
+        interp.write(operands[0], self.subs, interp.values[self.value], self.mask, ufunc)
 
 
 @dataclass(frozen=True, eq=False)

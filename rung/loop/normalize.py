@@ -285,7 +285,7 @@ class _Melting(Copier):
         subs = self.melted(op)
         if isinstance(op, Load):
             return replace(op, buf=self.values[op.buf], subs=subs)
-        return Store(self.values[op.buf], subs, self.values[op.value], op.mask)
+        return replace(op, buf=self.values[op.buf], subs=subs, value=self.values[op.value])
 
     def melted(self, op: Load | Store) -> tuple[Sub, ...]:
         flat, at = self.flat, self.flat.dims.get(op.buf)

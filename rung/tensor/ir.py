@@ -219,15 +219,17 @@ class Gather(Op):
 class Scatter(Op):
     """x with slices of `dim` overwritten: out[.., at[n], ..] = src[.., n, ..]; `at` has rank 1.
 
-    Equal indices leave any one of their slices, as torch does.
+    Equal indices leave any one of their slices, as torch does. With `combine`, a monoid, all are
+    combined with what is there, in order.
     """
 
     x: Value
     dim: int
     at: Value
     src: Value
+    combine: str = ""
     keyword: ClassVar[str] = "scatter"
-    form: ClassVar[str] = "scatter {x} dim {dim} at {at} <- {src}"
+    form: ClassVar[str] = "scatter {x} dim {dim} at {at} <- {src}< by {combine}>"
 
     def infer(self) -> tuple[Type, ...]:
         return (TensorType(dtype_of(self.x.type), shape_of(self.x)),)
@@ -238,6 +240,8 @@ class Scatter(Op):
             raise VerifyError(f"dimension {self.dim} of {self.x.type}")
         if len(shape_of(self.at)) != 1 or dtype_of(self.at.type).kind not in "iu":
             raise VerifyError(f"index {self.at.name} is {self.at.type}, not an integer vector")
+        if self.combine and self.combine not in MONOIDS:
+            raise VerifyError(f"no monoid is called {self.combine!r}")
         shape[self.dim] = shape_of(self.at)[0]
         if shape_of(self.src) != tuple(shape) or dtype_of(self.src.type) != dtype_of(self.x.type):
             raise VerifyError(f"cannot write {self.src.type} into {self.x.type} dim {self.dim}")
@@ -247,7 +251,12 @@ class Scatter(Op):
         if at.size and (at.min() < 0 or at.max() >= x.shape[self.dim]):
             raise IndexError(f"scatter index out of range 0..{x.shape[self.dim]}")
         out = x.copy()
-        out[(slice(None),) * self.dim + (at,)] = src
+        places = (slice(None),) * self.dim + (at,)
+        if self.combine:
+            with np.errstate(all="ignore"):
+                MONOIDS[self.combine].ufunc.at(out, places, src)
+        else:
+            out[places] = src
         return out
 
 

@@ -261,7 +261,8 @@ def _scatter(m: _Maker, op: Scatter) -> None:
     at = m.load(op.at, grid[op.dim:op.dim + 1])
     value = m.load(op.src, grid)
     m.updated.add(into)
-    m.builder.add(loop.Store(into, (*grid[:op.dim], at, *grid[op.dim + 1:]), value))
+    subs: tuple[Sub, ...] = (*grid[:op.dim], at, *grid[op.dim + 1:])
+    m.builder.add(loop.Store(into, subs, value, (), op.combine))
 
 
 def _full(m: _Maker, op: Full) -> None:

@@ -39,7 +39,7 @@ class Shape:
     free: tuple[str, ...]  # axes that some store varies over
     reduced: tuple[str, ...]  # axes that some fold runs over
     main: loop.Contract | None  # the contraction of most work
-    scanned: frozenset[str] = frozenset()  # axes that some scan runs along
+    scanned: frozenset[str] = frozenset()  # axes whose steps have an order
 
     @property
     def points(self) -> int:
@@ -64,6 +64,7 @@ def _shape(kernel: Func, hints: Mapping[str, int]) -> Shape:
     ops = kernel.body.ops
     stored = [a for op in ops if isinstance(op, loop.Store) for a in nest_of(op)]
     scanned = [op.axis for op in ops if isinstance(op, loop.Scan)]
+    scanned += [a for op in ops if isinstance(op, loop.Store) for a in op.clashing]
     folded = [*scanned, *(op.axis for op in ops if isinstance(op, loop.Fold | loop.Contract))]
     mains = [op for op in ops if isinstance(op, loop.Contract)]
     main = max(mains, key=lambda op: _product(sizes, nest_of(op)), default=None)

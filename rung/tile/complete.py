@@ -146,6 +146,7 @@ def folded_axes(kernel: Func) -> list[str]:
     """Axes that folds run over; those whose folds read others' results come first."""
     folds = [op.axis for op in kernel.body.ops
              if isinstance(op, loop.Fold | loop.Contract | loop.Scan)]
+    folds += [a for op in kernel.body.ops if isinstance(op, loop.Store) for a in op.clashing]
     return list(dict.fromkeys(reversed(folds)))
 
 

@@ -14,6 +14,7 @@ from rung.core.expr import Expr, sym
 from rung.core.machine import GRID, THREAD, Machine
 from rung.core.op import Func, Op, Value
 from rung.core.ops import Cast, Const, IndexValue, Map, Sub, Yield
+from rung.core.scalar import MONOIDS
 from rung.core.text import LANE
 from rung.core.types import ArrayType, VecType, axes_of, dtype_of
 from rung.kernel.ir import (
@@ -290,6 +291,10 @@ class Leaf:
         once = self._once(loop.op_axes(op), (GRID, THREAD))
         a = self._access(op.subs, op.mask, scope, self.tiles.get(op), once)
         buf = self.tiles[op].array if op in self.tiles else op.buf
+        if op.combine:
+            b = scope.builder
+            old = b.one(Load(buf, a.subs, a.mask, 0, a.lanes, a.unroll), "t")
+            value = b.one(Map(MONOIDS[op.combine].combine, (old, value)), "sum")
         scope.builder.add(Store(buf, a.subs, value, a.mask, a.lanes, a.unroll))
 
     def _fold(self, stmt: Stmt, scope: Scope) -> None:

@@ -59,6 +59,7 @@ class _Check:
         self.vectors()
         self.reduced()
         self.scanned()
+        self.clashes()
         self.stored()
         for place in self.mapping.places:
             self.place(place)
@@ -166,6 +167,16 @@ class _Check:
                 if (s.kind not in LOOPS or s.kind == GRID) and self.trips(s) > 1:
                     refuse(f"{op.result.name} scans {op.axis}, whose steps on {s.level} have no "
                            f"order")
+
+    def clashes(self) -> None:
+        """What is combined at places that data say goes in order, and not through a tile."""
+        for op in (op for op in self.ops if isinstance(op, loop.Store) and op.combine):
+            if self._scratchpad():
+                refuse(f"{op.buf.name} is updated where data say: no tile of it is known")
+            for s in (s for a in op.clashing for s in self.nest.splits[a]):
+                if (s.kind not in LOOPS or s.kind == GRID) and self.trips(s) > 1:
+                    refuse(f"{op.buf.name} is updated along {s.axis}, whose steps on {s.level} "
+                           f"may meet")
 
     def stored(self) -> None:
         """On machines whose blocks start together no block repeats another's stores."""

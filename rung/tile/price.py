@@ -195,7 +195,7 @@ class _Pricing:
     def _own(self, op: Op) -> float:
         count = self._vectors(nest_of(op))
         if isinstance(op, loop.Store):
-            return count * self._access(op)
+            return count * self._access(op) * (2 if op.combine else 1)
         if isinstance(op, loop.Contract):
             return count / (ATOM if op.result.name in self.used and self.machine.lanes > 1 else 1)
         if isinstance(op, loop.Fold | loop.Scan):

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from frontends import test_pointwise, test_scans
+from frontends import test_pointwise, test_scans, test_scatters
 from frontends.capture import declined, run, traced
 from frontends.overloads import (
     BF16,
@@ -243,7 +243,6 @@ def indexing() -> list[Case]:
            case("index_put", x, [put], data((3, 5))), case("index_put", x, [put], data(())),
            case("index_put", x, [None, put], data((6, 3))), case("index_put", x, [put[0]], x[0]),
            case("index_put", x, [put[0]], data(())), case("index_put", x, [put.int()], data((5,))),
-           case("index_put", x, [put], data((3, 5)), True, lowers=False),
            case("index.Tensor", x, [put, put]),
            case("index.Tensor", data((2, 3, 4, 5)), [None, put.reshape(3, 1), put.int(), None]),
            case("index.Tensor", data((2, 3, 4)), [put[:2] - 1, None, put[:2]]),
@@ -317,7 +316,7 @@ def test_an_index_outside_is_the_error_of_eager(c: Case) -> None:
 
 
 def test_every_entry_is_tried() -> None:
-    tried = (*CASES, *test_pointwise.CASES, *test_scans.CASES)
+    tried = (*CASES, *test_pointwise.CASES, *test_scans.CASES, *test_scatters.CASES)
     assert set(TABLE) - {c.target for c in tried if c.lowers} <= {
         "aten._reshape_alias.default", "aten._unsafe_index.Tensor",
         "aten.reshape.default", "aten.lift_fresh_copy.default"}

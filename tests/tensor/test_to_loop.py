@@ -38,6 +38,7 @@ def _ops() -> list[Func]:
                                               p.reduce("max", y, 0, 2))),
         ("gather", lambda p, x, y, n: p.gather(x, 1, n)),
         ("scatter", lambda p, x, y, n: p.scatter(x, 2, n, p.slice(y, 2, 0, 2))),
+        ("scatter_add", lambda p, x, y, n: p.scatter(x, 2, n, p.slice(y, 2, 0, 2), "add")),
         ("full", lambda p, x, y, n: p.full(2.5, 3, 1)),
         ("iota", lambda p, x, y, n: p.iota(6)),
         ("concat", lambda p, x, y, n: p.concat(1, x, p.slice(y, 1, 1, 2), y)),

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from mapped import KERNELS, difference, kernel
 
+from rung.core.errors import MappingError
 from rung.targets.base import target
 from rung.targets.cpu.machine import AVX512
 from rung.targets.toy.machine import TOY
@@ -16,7 +17,7 @@ SIZES = {"relu_mm": {"M": 17, "K": 96, "N": 80}, "softmax": {"M": 13, "N": 100},
          "colsum": {"M": 40, "N": 70}, "norm_proj": {"M": 3, "K": 64, "N": 48},
          "rotate": {"H": 2, "D": 32, "L": 24}, "attend": {"H": 2, "G": 2, "D": 32, "L": 40},
          "online": {"H": 2, "G": 2, "D": 32, "L": 40}, "inplace": {"M": 5, "N": 70},
-         "share": {"M": 5, "N": 70}}
+         "share": {"M": 5, "N": 70}, "tally": {"M": 19, "N": 70, "L": 4}}
 
 
 def test_a_value_is_placed_in_a_loop_that_it_does_not_vary_over() -> None:
@@ -34,13 +35,24 @@ def test_a_carried_fold_has_lanes_along_the_reduced_axis() -> None:
 
 
 @pytest.mark.parametrize("name", ["cpu.avx512", "cpu.avx2", "cpu.base", "toy", "cuda.sm90"])
-@pytest.mark.parametrize("func", list(KERNELS))
+@pytest.mark.parametrize("func", [name for name in KERNELS if name != "tally"])
 def test_the_default_choice_is_right(func: str, name: str) -> None:
     machine = target(name)
     made = kernel(func, "f32", **SIZES[func])
     choice = choose(made, replace(machine.machine, cores=2), machine.candidates)
     assert choice.lowered is not None
     assert difference(choice.kernel, machine.machine, lowered=choice.lowered) < 1e-3
+
+
+@pytest.mark.parametrize("name", ["cpu.avx512", "cpu.base", "cuda.sm90"])
+def test_the_default_choice_of_an_update_is_right(name: str) -> None:
+    test_the_default_choice_is_right("tally", name)
+
+
+def test_a_scratchpad_has_no_update_where_data_say() -> None:
+    toy = target("toy")
+    with pytest.raises(MappingError, match="tally has no mapping on toy"):
+        choose(kernel("tally", "f32", **SIZES["tally"]), toy.machine, toy.candidates)
 
 
 def test_a_box_of_one_masked_element_may_lie_beyond_the_buffer() -> None:

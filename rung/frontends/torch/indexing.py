@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from rung.core.errors import Unsupported
 from rung.core.expr import Expr
 from rung.core.op import Value
-from rung.core.types import F64, I32, I64, dtype_of
-from rung.frontends.torch.emit import Emit, dimension
+from rung.core.types import BOOL, F64, I32, I64, dtype_of
+from rung.frontends.torch.emit import HALVES, Emit, Number, dimension
 from rung.frontends.torch.shapes import product
 from rung.tensor.ir import Full, Gather, Scatter, shape_of
 
@@ -57,6 +57,43 @@ def index_copy(e: Emit, x: Value, dim: int, at: Value, source: Value) -> Value:
     check(e, at, Expr.of(0), e.shape[dim], "IndexError",
           f"index_copy_(): index is out of bounds for dimension {dim} with size {{size}}")
     return e.op(Scatter(x, dim, as_vector(e, at), source))
+
+
+def index_add(e: Emit, x: Value, dim: int, at: Value, source: Value, alpha: Number = 1) -> Value:
+    if not e.shape or not shape_of(source):
+        raise Unsupported("index_add of scalars")
+    dim = dimension(dim, len(e.shape))
+    error = ("IndexError", "index out of range in self") if len(e.shape) == 1 else (
+        "RuntimeError", f"index {{}} is out of bounds for dimension {dim} with size {{size}}")
+    check(e, at, Expr.of(0), e.shape[dim], *error)
+    if alpha != 1:
+        source = e.map("mul", source, e.value(alpha, e.dtype))
+    return added(e, x, dim, as_vector(e, at), source)
+
+
+def added(e: Emit, x: Value, dim: int, at: Value, source: Value) -> Value:
+    """`source` added to `x` at indices, one after the other as eager does. Half-width floats,
+    which eager rounds at each step, stay calls."""
+    if e.dtype in HALVES or e.dtype is BOOL or dtype_of(source.type) != e.dtype:
+        raise Unsupported(f"{e.dtype} added up where data say")
+    return e.op(Scatter(x, dim, at, source, "add"))
+
+
+def embedding_backward(e: Emit, grad: Value, at: Value, rows: object, padding: int,
+                       by_frequency: bool) -> Value:
+    """The sum of the gradients of each row's uses; nothing for the row `padding`, nor for an index
+    outside, of which eager says nothing here."""
+    if by_frequency:
+        raise Unsupported("gradients scaled by frequency")
+    count, width = product(shape_of(at)), e.shape[-1]
+    at, grad = e.reshape(at, (count,)), e.reshape(grad, (count, width))
+    known = e.value(e.shape[0], dtype_of(at.type))
+    used = e.map("and", e.map("ge", at, 0), e.map("lt", at, known))
+    used = e.map("and", used, e.map("ne", at, padding))
+    each = e.remap(used, (count, width), lambda axes: axes[:1])
+    at = e.map("where", used, at, e.value(0, dtype_of(at.type)))
+    grad = e.map("where", each, grad, e.value(0, e.dtype))
+    return added(e, e.op(Full(0.0, e.dtype, e.shape)), 0, at, grad)
 
 
 def gather(e: Emit, x: Value, dim: int, at: Value, *_: object) -> Value:
@@ -124,8 +161,8 @@ def index_put(e: Emit, x: Value, indices: Sequence[Value | None], values: Value,
               accumulate: bool) -> Value:
     found = indexed(indices)
     dim, at = found[0]
-    if accumulate or len(found) > 1 or len(shape_of(at)) > 1:
-        raise Unsupported("index_put that accumulates, or by more than one vector")
+    if len(found) > 1 or len(shape_of(at)) > 1:
+        raise Unsupported("index_put by more than one vector")
     if dtype_of(values.type) != e.dtype:
         raise Unsupported(f"index_put of {values.type}")
     shape = (*e.shape[:dim], *shape_of(at), *e.shape[dim + 1:])
@@ -133,6 +170,8 @@ def index_put(e: Emit, x: Value, indices: Sequence[Value | None], values: Value,
     vector = as_vector(e, wrapped(e, at, dim, e.shape[dim]))
     if not shape_of(at):
         source = e.reshape(source, (*e.shape[:dim], Expr.of(1), *e.shape[dim + 1:]))
+    if accumulate:
+        return added(e, x, dim, vector, source)
     return e.op(Scatter(x, dim, vector, source))
 
 
@@ -207,6 +246,10 @@ INDEXING: dict[str, Build] = {
        for name in ("nll_loss", "nll_loss2d")},
     **{f"aten::{name}_backward(Tensor grad_output, {LOSS}, Tensor total_weight) -> Tensor":
        nll_loss_backward for name in ("nll_loss", "nll_loss2d")},
+    "aten::index_add(Tensor self, int dim, Tensor index, Tensor source, *, Scalar alpha=1) "
+    "-> Tensor": index_add,
+    "aten::embedding_dense_backward(Tensor grad_output, Tensor indices, SymInt num_weights, "
+    "SymInt padding_idx, bool scale_grad_by_freq) -> Tensor": embedding_backward,
     "aten::index_copy(Tensor self, int dim, Tensor index, Tensor source) -> Tensor": index_copy,
     "aten::index.Tensor(Tensor self, Tensor?[] indices) -> Tensor": index,
     "aten::_unsafe_index.Tensor(Tensor self, Tensor?[] indices) -> Tensor": index,

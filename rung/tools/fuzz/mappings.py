@@ -59,6 +59,10 @@ kernel share(x: T[{M},{N}]) -> y: T[{M},{N}], z: T[{M}]
   m = fold max c over j {N} : f32 over i acc f32
   z[i] = T(m)
 """,
+    "tally": """
+kernel tally(x: f32[{M},{N}], at: i64[{M}], y: f32[{L},{N}] mutated)
+  y[at[i],j] add= x[i,j] * 0.5
+""",
     "inplace": """
 kernel inplace(x: T[{M},{N}] mutated)
   x[i,j] = T(relu(F(x[i,j])))
@@ -147,7 +151,8 @@ SIZES = {
     "relu_mm": {"M": 13, "K": 21, "N": 18}, "softmax": {"M": 5, "N": 70},
     "colsum": {"M": 37, "N": 20}, "norm_proj": {"M": 3, "K": 40, "N": 18},
     "rotate": {"H": 3, "D": 24, "L": 9}, "attend": {"H": 2, "G": 3, "D": 16, "L": 21},
-    "online": {"H": 2, "G": 3, "D": 16, "L": 21}, "share": {"M": 5, "N": 22}}
+    "online": {"H": 2, "G": 3, "D": 16, "L": 21}, "share": {"M": 5, "N": 22},
+    "tally": {"M": 11, "N": 22, "L": 4}}
 SYMBOLIC: dict[str, dict[str, int | str]] = {
     "relu_mm": {"M": "s0", "K": "s1", "N": "s2"}, "softmax": {"M": "s0", "N": "s1"},
     "colsum": {"M": "s0", "N": "s1"}, "online": {"H": 2, "G": 3, "D": 16, "L": "s1"}}

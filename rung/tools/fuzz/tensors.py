@@ -138,8 +138,8 @@ class Prog:
     def gather(self, x: Value, dim: int, at: Value) -> Value:
         return self.b.one(Gather(x, dim, at))
 
-    def scatter(self, x: Value, dim: int, at: Value, src: Value) -> Value:
-        return self.b.one(Scatter(x, dim, at, src))
+    def scatter(self, x: Value, dim: int, at: Value, src: Value, by: str = "") -> Value:
+        return self.b.one(Scatter(x, dim, at, src, by))
 
     def concat(self, dim: int, *xs: Value) -> Value:
         return self.b.one(Concat(xs, dim))
