@@ -184,7 +184,7 @@ def _table(rows: Sequence[dict[str, Any]], against: Sequence[str]) -> Iterator[s
         yield (f"{'':<12}{row['launches']} launches of {row['kernels']} kernels in "
                f"{row['graphs']} graphs, {row['aten_calls']} calls of ATen; first call "
                + ", ".join(f"{name} {t:.1f} s" for name, t in row["first_call_seconds"].items())
-               + "; peak " + ", ".join(f"{name} {b / 2**20:.0f} MiB"
+               + "; peak " + ", ".join(f"{name} {b / 2**20:,.0f} MiB"
                                        for name, b in row["peak_bytes"].items()))
         if "share_of_peak" in row:
             yield (f"{'':<12}{row['flops_one_thread'] / 1e9:.1f} GFLOP/s on one thread, "

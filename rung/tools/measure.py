@@ -49,20 +49,15 @@ def _seconds(run: Thunk, count: int) -> float:
 
 
 def peak(run: Thunk) -> int:
-    """Bytes that are resident at most during a call, over what is before it; 0 where the system
-    does not tell."""
+    """Bytes of this process that are resident at most during a call; 0 where the system does not
+    tell."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
-        before = _status("VmRSS")
         run()
-        return max(0, _status("VmHWM") - before)
+        lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
         return 0
-
-
-def _status(key: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return 1024 * next(int(x.split()[1]) for x in lines if x.startswith(key))
+    return 1024 * next(int(x.split()[1]) for x in lines if x.startswith("VmHWM"))
 
 
 def launched(stages: Stages) -> tuple[Counter[str], Counter[str]]:

@@ -32,7 +32,7 @@ class Sizes:
     context: int = 64
 
 
-LLAMA = Sizes(2048, 32, 4, 5632, 32000, 4)  # TinyLlama-1.1B's widths
+LLAMA = Sizes(2048, 32, 4, 5632, 32000, 22)  # TinyLlama-1.1B's shapes
 GPT2 = Sizes(768, 12, 12, 3072, 50257, 4)
 TINY = Sizes(64, 4, 2, 96, 128, 2)
 
