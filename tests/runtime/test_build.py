@@ -71,8 +71,8 @@ def test_several_sources_are_one_library() -> None:
 
 def test_long_sources_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     p = Prog()
-    x = p.param("x", 6, 8)
-    program = p.done(p.softmax(x), p.reduce("add", x, 0), p.map("exp", x))
+    x, y, z = p.param("x", 6, 8), p.param("y", 5, 7), p.param("z", 11)
+    program = p.done(p.softmax(x), p.reduce("add", y, 0), p.map("exp", z))
     run = pipeline.executable(pipeline.lower_module(program, target("cpu")))
     monkeypatch.setattr(emit, "UNIT", 1)
     monkeypatch.setattr(emit.os, "cpu_count", lambda: 3)
@@ -82,8 +82,8 @@ def test_long_sources_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     *units, calls = made[0]
     assert len(units) >= 2 and all("\nvoid run_" in unit for unit in units)
     assert "long stretch_0(" in calls and not any("stretch_0" in unit for unit in units)
-    given = torch.randn(6, 8)
-    assert all(torch.equal(a, b) for a, b in zip(run([given]), cut([given]), strict=True))
+    given = [torch.randn(6, 8), torch.randn(5, 7), torch.randn(11)]
+    assert all(torch.equal(a, b) for a, b in zip(run([*given]), cut([*given]), strict=True))
 
 
 def test_refused_source_is_kept_and_named() -> None:

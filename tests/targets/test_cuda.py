@@ -41,7 +41,7 @@ def first(func: Func, count: int = 1) -> list[Func]:
 def sizes(name: str, n: int, other: int = 21) -> dict[str, int | str]:
     if name in ("relu_mm", "norm_proj"):
         return {"M": other, "K": n, "N": 19}
-    if name in ("softmax", "colsum", "inplace"):
+    if name in ("softmax", "colsum", "inplace", "share"):
         return {"M": n, "N": other} if name == "colsum" else {"M": other, "N": n}
     return {"H": 2, "G": 2, "D": 16, "L": max(n, 4)}
 

@@ -213,7 +213,7 @@ def test_breaks_calls_and_refused_fusions_are_ranked_by_their_cost() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         y = torch.softmax(x @ x, -1).sum(0)
         print("here")
-        return y.cumsum(0)
+        return y.sort()[0]
 
     text = explain(Given("function", function, (torch.randn(64, 64),)), BASE, ["costs"])
     head, *rows = text[text.index("what was not done"):].splitlines()
