@@ -106,6 +106,12 @@ def _kernels(change: Callable[[Func, Context], Func]) -> Callable[[Module, Conte
 
 # --- policies that no rung can decide by itself
 
+def _lower_calls(module: Module, context: Context) -> Module:
+    """ATen calls lowered, as far as the precision lets them be."""
+    return Module(tuple(aten.lower(p, precision=context.precision) for p in module.programs),
+                  module.kernels)
+
+
 def _open_composites(module: Module, context: Context) -> Module:
     """Composites opened, but for those that the target has a better library for."""
     def keep(op: Composite) -> bool:
@@ -191,7 +197,7 @@ def _split(module: Module, context: Context) -> Module:
 PASSES = (
     Pass("program", "outline", lambda m, _: outline.outline(m.main), "exact",
          "first, so that everything after it sees a repeated layer once"),
-    Pass("tensor", "lower", _programs(aten.lower), "reassociates",
+    Pass("tensor", "lower", _lower_calls, "reassociates",
          "meanings replace names before anything is decided by them"),
     Pass("tensor", "open_composites", _open_composites, "reassociates",
          "before simplify, which then sees across the borders of what was opened"),

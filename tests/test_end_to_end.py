@@ -295,3 +295,15 @@ def test_another_process_finds_the_library(tmp_path: Any, monkeypatch: pytest.Mo
         run = subprocess.run([sys.executable, "-c", AGAIN.format(refuse=refuse)],
                              capture_output=True, text=True, check=False)
         assert not run.returncode, run.stderr
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_precision_eager_has_eagers_bits(dtype: torch.dtype) -> None:
+    def fn(x: torch.Tensor, w: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+        h = x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-5)
+        h = (h.to(x.dtype) * g) @ w
+        return torch.softmax(h * torch.sigmoid(h) - h.cos(), -1).cumsum(-1) + h.amax(-1, True)
+
+    args = [torch.randn(s, generator=torch.Generator().manual_seed(n)).to(dtype)
+            for n, s in enumerate(((33, 70), (70, 65), (70,)))]
+    assert torch.equal(rung(fn, precision="eager")(*args), fn(*args))

@@ -96,7 +96,7 @@ VARIABLES = (  # a later one of the same setting wins
     Variable("CC", "cc", "the C compiler's command", "cc, gcc or clang"),
     Variable("RUNG_CC", "cc", "the C compiler's command, before CC", "CC"),
     Variable("RUNG_TARGET", "target", "the target to compile for", "this machine"),
-    Variable("RUNG_PRECISION", "precision", "eager keeps eager's roundings inside kernels",
+    Variable("RUNG_PRECISION", "precision", "eager keeps eager's bits",
              "default", _precision),
     Variable("RUNG_FRESH", "fresh", "1 lowers every graph anew, whatever the cache has", "0",
              _switch),

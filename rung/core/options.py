@@ -28,8 +28,9 @@ class Options:
     """`options=` of torch.compile; the environment gives the defaults of target and precision."""
 
     target: str = _option("cpu", "the machine to compile for, whatever device the tensors are on")
-    precision: str = _option("default", "eager rounds wherever eager does; default keeps chains of "
-                             "bf16 ops in f32", PRECISIONS)
+    precision: str = _option("default", "eager has eager's bits: sums, products and functions that "
+                             "are approximated stay calls; default keeps chains of bf16 ops in f32",
+                             PRECISIONS)
     mappings: str = _option("", "a file of mappings to use, by kernel")
     strict: bool = _option(False, "raise where a graph would otherwise run without rung")
     verify: float = _option(0.0, "this share of calls, 0 to 1, is run again in eager and compared; "

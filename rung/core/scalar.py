@@ -39,6 +39,17 @@ class ScalarFn:
     associative: bool = False
     cost: float = 1.0
 
+    @property
+    def rounds_once(self) -> bool:
+        """Whether every step of it is rounded correctly, so that its bits are the same anywhere."""
+        return self.name not in APPROXIMATE
+
+
+APPROXIMATE = frozenset({
+    "exp", "exp2", "log", "sigmoid", "silu", "tanh", "erf", "sin", "cos", "tan", "expm1", "log1p",
+    "log2", "log10", "erfc", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh",
+    "atan2", "hypot", "pow", "fmod"})
+
 
 # --- type rules: operand types -> result type, ValueError when the function is not defined --------
 

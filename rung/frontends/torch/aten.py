@@ -12,7 +12,7 @@ returned, reads values in the layout that torch gave them, restored by view call
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,9 +20,10 @@ from rung.core import origins, trace
 from rung.core.errors import Unsupported, VerifyError
 from rung.core.expr import ONE, Expr
 from rung.core.op import Block, Builder, Func, Op, Value, names_of, walk
-from rung.core.ops import Yield
+from rung.core.ops import Map, Yield
 from rung.core.rewrite import dead_code
-from rung.core.types import DTYPES, TensorType, Type
+from rung.core.scalar import SCALARS
+from rung.core.types import DTYPES, F32, F64, TensorType, Type, dtype_of
 from rung.frontends.torch.activations import ACTIVATIONS
 from rung.frontends.torch.calls import bind, overload, schema_of
 from rung.frontends.torch.emit import Emit
@@ -33,6 +34,7 @@ from rung.frontends.torch.pointwise import POINTWISE
 from rung.frontends.torch.reductions import COMPOSITES, REDUCTIONS
 from rung.frontends.torch.views import MOVES, VIEWS
 from rung.program.ir import Apply, Call, Check, Composite, Return, Write
+from rung.tensor.ir import Contract, Reduce, Scan
 
 
 @dataclass(frozen=True)
@@ -60,17 +62,18 @@ TABLE: dict[str, Entry] = {
     for schema, build in entries.items()}
 
 
-def lower(func: Func, keep: Collection[str] = ()) -> Func:
-    """`func` with every call that has an entry, and is not in `keep`, as Tensor IR."""
-    return dead_code(_Lowering(func, keep).run())
+def lower(func: Func, keep: Collection[str] = (), precision: str = "default") -> Func:
+    """`func` with every call that has an entry, and is not in `keep`, as Tensor IR; under the
+    precision "eager" those alone whose results have eager's bits."""
+    return dead_code(_Lowering(func, keep, precision == "eager").run())
 
 
 class _Lowering:
     """State of one run: `new` gives what became of a value, `exact` the same in torch's layout,
     `homes` the same as a result; `shared` counts the results that are views of one base."""
 
-    def __init__(self, func: Func, keep: Collection[str]):
-        self.func, self.keep = func, keep
+    def __init__(self, func: Func, keep: Collection[str], bits: bool):
+        self.func, self.keep, self.bits = func, keep, bits
         self.builder = Builder(names_of(func))
         self.new: dict[Value, Value] = {}
         self.exact: dict[Value, Value] = {}
@@ -104,6 +107,8 @@ class _Lowering:
         try:
             entry = self.entry(call)
             values = self.build(entry, call, inner)
+            if self.bits and (entry.schema in NORMS or not has_bits(inner.ops)):
+                raise Unsupported("its rounding is not eager's")
         except (Unsupported, VerifyError) as error:
             trace.emit("declined", "lower", call.target, str(error))
             return False
@@ -260,6 +265,23 @@ class _Lowering:
 STORAGE = ("aten.as_strided.default", "aten.as_strided_copy.default",
            "aten.as_strided_scatter.default")
 """Calls that count from the start of the storage, not of the tensor."""
+
+
+def has_bits(ops: Iterable[Op]) -> bool:
+    """Whether results are the same bits however they are computed: no sums or products of floats,
+    whose order matters, and no function that is approximated."""
+    return all(_has_bits(op) for top in ops for op in walk(Block((), (top,))))
+
+
+def _has_bits(op: Op) -> bool:
+    match op:
+        case Map():
+            return SCALARS[op.fn].rounds_once
+        case Reduce() | Scan():
+            return op.monoid not in ("add", "mul") or dtype_of(op.x.type) not in (F32, F64)
+        case Contract():
+            return dtype_of(op.a.type) not in (F32, F64)
+    return True
 
 
 def plain(kind: Type) -> Type:
