@@ -32,9 +32,10 @@ demo: $(READY)  ## a small Llama through torch.compile(backend="rung"), against 
 test: lint  ## ruff, mypy --strict and the quick tests
 	$(PY) -m pytest -n 2
 
-test-all: lint  ## the same with the slow tests, and all of PyTorch's operator database
+test-all: lint  ## with the slow tests, all of PyTorch's operator database and of transformers
 	$(PY) -m pytest -n 2 -m "not sanitize"
 	PYTHONPATH=tests $(PY) -m opdb
+	PYTHONPATH=tests $(PY) -m zoo
 
 sanitize: $(READY)  ## run the generated C under AddressSanitizer and UBSan, at odd sizes
 	$(PY) -m pytest -n 2 -m sanitize tests/test_sanitized.py

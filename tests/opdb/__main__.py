@@ -48,7 +48,7 @@ def main() -> int:
     units = given.entries or list(programs.entries())
     found = shards.run(units, partial(work, ways=given.ways, dtypes=given.dtypes,
                                       most=given.samples), place, given.workers)
-    text = report.page(found)
+    text = report.page(found, report.tried(*options))
     if not given.entries:
         path = shards.ROOT / "docs" / "coverage.md"
         path.parent.mkdir(exist_ok=True)

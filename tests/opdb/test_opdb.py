@@ -65,7 +65,8 @@ def test_an_error_no_larger_than_eagers_is_none() -> None:
 def test_the_page_counts_what_was_tried() -> None:
     records = [{"item": "op float32 forward", "passed": 3, "torchs": ["a"], "failed": ["why"],
                 "lowered": {"aten.add.Tensor": 2}, "left": {"aten.sort.default": 1}}]
-    text = report.page({"op": records})
+    text = report.page({"op": records}, report.tried("forward", "float32,bool", 3))
+    assert "the first 3 samples of every entry; forward; float32, bool." in text
     assert "| op | partly | 3 | 1 | 1 |" in text
     assert "| `aten.sort.default` | 1 |" in text
     assert report.failures({"op": records}) == ["op float32 forward: why"]
