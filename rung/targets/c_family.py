@@ -174,6 +174,8 @@ class Prelude:
             arg = self._convert(src, "i32" if _BYTES[src] == 8 else "i16", lanes, arg)
         if src == dst:
             return arg
+        if (src, dst) == ("f32", "f64"):
+            return f"{self._helper('widen_f32', F64, lanes)}({arg})"
         return f"__builtin_convertvector({arg}, {self._element(dst, lanes)})"
 
     def reduce(self, monoid: str, dtype: DType, lanes: int, value: str) -> str:

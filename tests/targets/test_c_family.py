@@ -6,11 +6,12 @@ import ctypes
 import mmap
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from core.test_scalar import accepted, values
 
 from rung.core.scalar import MONOIDS, SCALARS, cast, round_bf16
@@ -384,3 +385,11 @@ def test_cuda_compiles(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[:3000]
     with pytest.raises(ValueError, match="one lane"):
         p.call("add", F32, 4, ["a", "b"])
+
+
+@pytest.mark.parametrize("fn", [torch.minimum, torch.maximum, torch.lt, torch.fmax])
+def test_f32_meets_f64(fn: Callable[..., torch.Tensor]) -> None:
+    """A comparison of what was converted to f64, on which gcc 12 gave an internal error."""
+    x, y = torch.randn(67).double(), torch.randn(67)
+    compiled = torch.compile(fn, backend="rung", options={"strict": True})
+    assert torch.equal(compiled(x, y), fn(x, y))
