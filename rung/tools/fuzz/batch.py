@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from rung.core.cost import bound
+from rung.core.errors import Unsupported
 from rung.frontends.torch import compat
 from rung.frontends.torch.backend import DECOMPOSED, with_results
 from rung.frontends.torch.importer import Imported, import_graph
@@ -79,23 +80,36 @@ class Lowered:
 
 
 def lowered(program: Program, target: Target, prefix: str) -> Lowered:
-    """Down to Kernel IR. RungError where a rung refuses, which torch.compile would hide."""
-    parts: list[Part] = []
-    options = dict(program.options)
+    """Down to Kernel IR. RungError where a rung refuses, which torch.compile would hide;
+    Unsupported also where AOTAutograd does, with any backend."""
+    parts, failed = list[Part](), list[Exception]()
 
     def compiler(gm: fx.GraphModule, examples: Sequence[Any]) -> compat.Boxed:
-        with compat.unset_fake_temporarily():
-            imported = import_graph(gm, static=compat.static_inputs(gm))
-            stages = lower_module(imported.func, target, options.get("precision", "default"))
-        part = Part(imported, stages, f"{prefix}{len(parts)}_")
+        try:
+            part = _part(gm, program, target, f"{prefix}{len(parts)}_")
+        except Exception as error:
+            failed.append(error)
+            raise
         parts.append(part)
         return compat.boxed(lambda args: _run(part, args))
 
     gm = fx.symbolic_trace(program.function())
-    with torch.no_grad():
-        call = compat.compile_graphs(gm, program.arguments(), compiler, compiler, compiler,
-                                     DECOMPOSED)
+    try:
+        with torch.no_grad():
+            call = compat.compile_graphs(gm, program.arguments(), compiler, compiler, compiler,
+                                         DECOMPOSED)
+    except Exception as error:
+        if failed:
+            raise
+        raise Unsupported(f"AOTAutograd: {error}") from error
     return Lowered(program, call, parts)
+
+
+def _part(gm: fx.GraphModule, program: Program, target: Target, prefix: str) -> Part:
+    precision = dict(program.options).get("precision", "default")
+    with compat.unset_fake_temporarily():
+        imported = import_graph(gm, static=compat.static_inputs(gm))
+        return Part(imported, lower_module(imported.func, target, precision), prefix)
 
 
 def _run(part: Part, args: list[Any]) -> Any:

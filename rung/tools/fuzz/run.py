@@ -101,7 +101,15 @@ def differing(drawn: dict[int, Program], name: str, dumped: int
             continue  # torch.compile leaves it to eager
         except Exception as error:
             yield seed, program, f"{type(error).__name__}: {error}"
-    batch.build(list(ready.values()), machine)
+    try:
+        batch.build(list(ready.values()), machine)
+    except RungError as error:  # of one of them, which is told when each is built alone
+        for seed in ready:
+            if len(ready) > 1:
+                yield from differing({seed: drawn[seed]}, name, dumped)
+            else:
+                yield seed, drawn[seed], f"{type(error).__name__}: {error}"
+        return
     for n, (seed, made) in enumerate(ready.items()):
         try:
             what = difference(made, n % dumped == 0)
