@@ -62,9 +62,9 @@ def test_a_mapping_that_is_wrong_is_cut_down(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(mappings, "difference", gap)
     found = [x for seed in range(8) for x in mappings.wrong(seed)]
-    assert found
-    for what, text in found:
-        assert what.endswith("is off by 1") and text.count("\n  place ") == 1
+    assert all(what.endswith("is off by 1") for what, _ in found)
+    places = [text.count("\n  place ") for _, text in found]
+    assert min(places) == 1  # where the machine needs no more to be legal
 
 
 @pytest.mark.parametrize("part", range(6))

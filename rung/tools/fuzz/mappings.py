@@ -250,19 +250,20 @@ def wrong(seed: int) -> Iterator[tuple[str, str]]:
     """(what is wrong, the kernel under its mapping) for a kernel, sizes and a machine by seed."""
     rng = random.Random(seed)
     name = rng.choice(list(SIZES))
-    sizes: dict[str, int | str] = {n: x if n == "D" else rng.randint(1, 2 * x)
+    least = {"L": 4}  # positions in it are drawn below 4
+    sizes: dict[str, int | str] = {n: x if n == "D" else rng.randint(least.get(n, 1), 2 * x)
                                    for n, x in SIZES[name].items()}
     if rng.random() < 0.3:
         sizes |= SYMBOLIC.get(name, {})
     machine = target(rng.choice(list(TARGETS))).machine
     func = kernel(name, "f32", "", machine.name, **sizes)
-    known = {f"s{n}": rng.randint(1, 40) for n in range(3)}
+    known = {f"s{n}": rng.randint(4, 40) for n in range(3)}
     for mapping in legal(rng, func, machine, 30)[:2]:
         mapped = func.with_attr("mapping", mapping)
         if what := _wrong(mapped, machine, known):
-            least = _least(mapped, lambda k: is_legal(func, k.attr("mapping"), machine)
+            shrunk = _least(mapped, lambda k: is_legal(func, k.attr("mapping"), machine)
                            and bool(_wrong(k, machine, known)))
-            yield what, f"# sizes {known}\n{least}\n"
+            yield what, f"# sizes {known}\n{shrunk}\n"
 
 
 def _wrong(mapped: Func, machine: Machine, known: Mapping[str, int]) -> str:
