@@ -43,6 +43,8 @@ def sizes(name: str, n: int, other: int = 21) -> dict[str, int | str]:
         return {"M": other, "K": n, "N": 19}
     if name in ("softmax", "colsum", "inplace", "share"):
         return {"M": n, "N": other} if name == "colsum" else {"M": other, "N": n}
+    if name == "tally":
+        return {"M": other, "N": n, "L": 4}
     return {"H": 2, "G": 2, "D": 16, "L": max(n, 4)}
 
 
