@@ -58,6 +58,7 @@ RULES: dict[str, Callable[[Func], None]] = {
     "kernel-ir": kernel_ir.verify_kernel_ir}
 
 
+FOLDS = loop_ir.Fold | loop_ir.Contract | loop_ir.Scan
 PENALTY = 1.0  # seconds: more than any fusion gains
 
 
@@ -77,7 +78,7 @@ class Context:
 
     def price(self, kernel: Func) -> float:
         """Modelled seconds of a kernel, by our code or a library's."""
-        folds = [op for op in kernel.body.ops if isinstance(op, loop_ir.Fold | loop_ir.Contract)]
+        folds = [op for op in kernel.body.ops if isinstance(op, FOLDS)]
         fine = PENALTY * max(len(folds) - 1, 0) if self.careful else 0.0
         return fine + choose.estimate(kernel, self.machine, self.target.libraries, self.hints)
 

@@ -307,3 +307,12 @@ def test_precision_eager_has_eagers_bits(dtype: torch.dtype) -> None:
     args = [torch.randn(s, generator=torch.Generator().manual_seed(n)).to(dtype)
             for n, s in enumerate(((33, 70), (70, 65), (70,)))]
     assert torch.equal(rung(fn, precision="eager")(*args), fn(*args))
+
+
+@pytest.mark.parametrize("n", [5, 300])
+def test_an_extreme_of_running_sums(n: int) -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return x.cumsum(0).argmax(0)
+
+    x = torch.randn(n, dtype=torch.float64)
+    assert torch.equal(rung(fn)(x), fn(x))
