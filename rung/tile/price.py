@@ -30,7 +30,7 @@ from rung.tile.nest import Nest
 LATENCY = 8.0  # vector operations that could start while one result is awaited
 ATOM = 16.0  # how many vector operations a matrix instruction replaces in the same time
 LOOP = 2.0  # what one more step of a loop costs, in vector operations
-PAGE = 4096  # bytes; a walk of longer steps misses the TLB and the prefetcher each time
+PAGE = 3072  # bytes; a walk of longer steps misses the TLB and the prefetcher each time
 FORK = 5e-6  # seconds to start and join a team of threads
 DEFAULT_SIZE = 64  # what a symbolic size is taken to be without a hint
 

@@ -125,7 +125,8 @@ def training(name: str) -> Callable[[bool], Built]:
 
         chosen = models.MODELS[name]
         given = _inputs(chosen, quick)
-        labels = torch.arange(len(next(iter(given.values()))))
+        rows = given["input_ids"].numel() if "input_ids" in given else chosen.batch
+        labels = torch.arange(rows) % models.VOCABULARY
         return models.loss, (chosen.build(quick).train(), given, labels)
     return build
 

@@ -100,7 +100,8 @@ def llama_step(sizes: Sizes) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     keyword, cache = decoder.keyword, decoder.cache
 
     def one(ids: torch.Tensor) -> torch.Tensor:
-        cache.layers[0].cumulative_length.fill_(8)
+        for layer in cache.layers:
+            layer.cumulative_length.fill_(8)
         logits: torch.Tensor = model(ids, **{keyword: cache}, use_cache=True).logits
         return logits
 
