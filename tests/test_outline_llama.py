@@ -9,16 +9,18 @@ import torch
 
 from rung import pipeline
 from rung.program.ir import KernelCall, Module
+from rung.program.memory import plan
+from rung.runtime.host import host_code
 from rung.targets.base import target
+from rung.targets.cpu.emit import emit_units
 from rung.tools.capture import capture
 from rung.tools.given import Given
 
 
-@pytest.fixture(scope="module")
-def program() -> pipeline.Func:
+def llama(layers: int) -> pipeline.Func:
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(
-        hidden_size=64, intermediate_size=96, num_hidden_layers=5, num_attention_heads=4,
+        hidden_size=64, intermediate_size=96, num_hidden_layers=layers, num_attention_heads=4,
         num_key_value_heads=2, vocab_size=50)
     model = transformers.LlamaModel(config).eval()
     ids = torch.arange(6)[None]
@@ -26,6 +28,11 @@ def program() -> pipeline.Func:
         (graph,) = capture(Given("llama", lambda x: model(x, use_cache=False)[0], (ids,))).graphs
     assert graph.imported is not None, graph.refused
     return graph.imported.func
+
+
+@pytest.fixture(scope="module")
+def program() -> pipeline.Func:
+    return llama(5)
 
 
 def launches(module: Module) -> list[str]:
@@ -43,3 +50,19 @@ def test_layers_are_outlined(program: pipeline.Func, monkeypatch: pytest.MonkeyP
     one, two = outlined.modules["loop"], whole.modules["loop"]
     assert Counter(launches(one)) == Counter(launches(two))
     assert len(one.kernels) == len(two.kernels)  # their ops may stand in another order
+
+
+def test_what_grows_with_depth() -> None:
+    """One `apply` a layer for the costly passes, and in the source at most a line a launch."""
+    few, many, where = 4, 9, target("cpu.avx512")
+    stages = [pipeline.lower_module(llama(layers), where) for layers in (few, many)]
+    seen = [[len(p.body.ops) for p in s.modules["program"].programs] for s in stages]
+    assert sum(seen[1]) - sum(seen[0]) == many - few
+    sources, calls = [], []
+    for s in stages:
+        module = s.modules["kernel"]
+        _, stretches = host_code(plan(module.main), module)
+        sources.append("\n".join(emit_units(pipeline.generated(module), s.source, stretches)))
+        calls.append(len(launches(module)))
+    few_lines, many_lines = (source.count("\n") for source in sources)
+    assert many_lines - few_lines <= calls[1] - calls[0]

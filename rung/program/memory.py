@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from math import prod
 
 from rung.core.expr import Expr
@@ -84,16 +85,22 @@ class Plan:
 def plan(program: Func) -> Plan:
     """Storages, offsets and steps of one program; pure."""
     ops = [op for op in program.body.ops if op.results or not _is_pure(op)]
-    classes = _classes(program, ops)
-    storages = _held([_storage(root, values, program, ops) for root, values in classes.items()],
-                     ops)
+    storages = _held(_storages(program, ops), ops)
     fixed = [s for s in storages if s.role == "temp" and s.bytes.const_value is not None]
     offsets, workspace = place(fixed)
     placed = [replace(s, offset=offsets.get(s.name)) for s in storages]
-    peak = max((sum(_size(s) for s in fixed if s.first <= n <= s.last)
-                for n in range(len(ops))), default=0)
     steps = tuple(Step(_kind(op), op) for op in ops)
-    return Plan(tuple(placed), steps, workspace, peak, {v: s for s in placed for v in s.values})
+    return Plan(tuple(placed), steps, workspace, _peak(fixed, len(ops)),
+                {v: s for s in placed for v in s.values})
+
+
+def _peak(storages: Sequence[Storage], steps: int) -> int:
+    """The most bytes that are live at one step."""
+    change = [0] * (steps + 1)
+    for s in storages:
+        change[s.first] += _size(s)
+        change[s.last + 1] -= _size(s)
+    return max(accumulate(change))
 
 
 def _is_pure(op: Op) -> bool:
@@ -129,15 +136,25 @@ def _classes(program: Func, ops: Sequence[Op]) -> dict[Value, list[Value]]:
     return classes
 
 
-def _storage(root: Value, values: list[Value], program: Func, ops: Sequence[Op]) -> Storage:
-    uses = [n for n, op in enumerate(ops) if any(v in op.results for v in values)
-            or any(v in _reads(op) for v in values)]
-    returned = any(v in op.operands() for op in ops if isinstance(op, Return) for v in values)
-    made = next((op for op in ops if root in op.results), None)
-    role = root.role or ("input" if root in program.params else "output" if returned else
-                         "call" if isinstance(made, Call | Composite | Apply) else "temp")
-    first = 0 if root in program.params else min(uses)
-    return Storage(root.name, role, _bytes(root), tuple(values), first, max(uses, default=0))
+def _storages(program: Func, ops: Sequence[Op]) -> list[Storage]:
+    """The storage of each alias class, without offsets."""
+    touched: dict[Value, list[int]] = {}
+    for n, op in enumerate(ops):
+        for v in {*op.results, *_reads(op)}:
+            touched.setdefault(v, []).append(n)
+    returned = {v for op in ops if isinstance(op, Return) for v in op.operands()}
+    called = {v for op in ops if isinstance(op, Call | Composite | Apply) for v in op.results}
+    params = set(program.params)
+
+    def storage(root: Value, values: list[Value]) -> Storage:
+        uses = [n for v in values for n in touched.get(v, ())]
+        role = root.role or ("input" if root in params else
+                             "output" if not returned.isdisjoint(values) else
+                             "call" if root in called else "temp")
+        first = 0 if root in params else min(uses)
+        return Storage(root.name, role, _bytes(root), tuple(values), first, max(uses, default=0))
+
+    return [storage(root, values) for root, values in _classes(program, ops).items()]
 
 
 def _held(storages: list[Storage], ops: Sequence[Op]) -> list[Storage]:

@@ -91,7 +91,7 @@ def host_code(plan: Plan, module: Module, constants: int = 0) -> tuple[Code, lis
     """The code of the main program, whose last parameters are so many constants, and the stretches
     in it. LoweringError for an op that the host cannot do."""
     host = _Host(plan, module, constants)
-    return host.run(), host.stretches
+    return host.run(), list(host.stretches.values())
 
 
 class _Host:
@@ -101,7 +101,8 @@ class _Host:
         count = len(self.program.params) - constants
         self.constants = {p: n for n, p in enumerate(self.program.params[count:])}
         self.generated = {k.name for k in module.kernels if not is_library(k)}
-        self.code, self.stretches = Code(), list[Stretch]()
+        self.code = Code()
+        self.stretches: dict[tuple[Stretch, tuple[Site, ...]], Stretch] = {}  # equal ones once
         self.known: set[str] = set()  # size symbols that have a variable
         self.addresses: dict[Storage, str] = {}
         self.variables: dict[Storage, list[str]] = {}
@@ -263,17 +264,14 @@ class _Host:
     def stretch(self, part: Part) -> None:
         """One call for several kernels and checks, and the names of what they leave."""
         built = self.builder.build(f"stretch_{len(self.stretches)}", part)
-        name, sizes = built.stretch.name, list(map(self.known_size, built.stretch.sizes))
+        sites = tuple(map(self.site, built.checks))
+        name = self.stretches.setdefault((built.stretch, sites), built.stretch).name
+        sizes = list(map(self.known_size, built.stretch.sizes))
         given = [*map(self.name, built.given), *sizes, *(["at"] if built.workspace else [])]
         call, results = f"{name}({', '.join(given)})", self.listed(built.made)
         self.line(f"{results} = {call}" if results else call)
-        self.code.functions += self.twin(built, call, part)
-        self.stretches.append(built.stretch)
-        kinds = (*map(kind_of, built.given), *("size" for _ in sizes),
-                 *(["address"] if built.workspace else []))
-        sites = tuple(map(self.site, built.checks))
-        made = tuple(map(kind_of, built.made))
-        self.code.stretches[name] = Bound(Signature(kinds, made, tuple(range(len(made)))), sites)
+        if name not in self.code.stretches:
+            self.define(built, call, part)
         before = len(self.code.lines)
         for value in built.made:
             self.own(value)
@@ -281,6 +279,15 @@ class _Host:
             self.rename(step.op)
         if part.first == 0 and len(self.code.lines) == before:
             self.box(built, self.plan.steps[part.last + 1:])
+
+    def define(self, built: Built, call: str, part: Part) -> None:
+        """Note a stretch that no earlier one is equal to."""
+        kinds = (*map(kind_of, built.given), *("size" for _ in built.stretch.sizes),
+                 *(["address"] if built.workspace else []))
+        made = tuple(map(kind_of, built.made))
+        self.code.functions += self.twin(built, call, part)
+        self.code.stretches[built.stretch.name] = Bound(
+            Signature(kinds, made, tuple(range(len(made)))), tuple(map(self.site, built.checks)))
 
     def listed(self, values: Sequence[Value]) -> str:
         return ", ".join(map(self.name, values)) + "," * (len(values) == 1)

@@ -8,7 +8,7 @@ host calls with addresses: `launch(address of each buffer..., size symbols...)`,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Protocol
 
@@ -51,10 +51,10 @@ class Stretch:
     The launch of a stretch takes a sequence of addresses (of tensors `given`, then of those `made`
     for it, then of the workspace if there is one) and one of `sizes`. It gives its error word:
     the number of the check that failed, from 1, the first element at fault and the upper limit;
-    or three times 0.
+    or three times 0. Equal ones may differ in name.
     """
 
-    name: str
+    name: str = field(compare=False)
     given: tuple[TensorType, ...]
     made: tuple[TensorType, ...]
     sizes: tuple[str, ...]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import subprocess
 import sys
@@ -11,11 +12,12 @@ from typing import Any
 import pytest
 import torch
 from frontends.capture import OraclePipeline, calls, composites
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from rung.core import origins
-from rung.core.errors import Unsupported
+from rung.core.errors import RungError, Unsupported
 from rung.core.op import Value
+from rung.core.options import Options
 from rung.frontends.torch import aten, backend, compat
 from rung.frontends.torch.emit import Emit
 from rung.program.ir import Check, Write
@@ -349,6 +351,21 @@ def test_modes_run_and_say_that_they_change_nothing(
             check_close(run(x, y, z), relu_mm(x, y, z))
     assert caplog.messages == ["mode 'max-autotune' does what 'default' does: mappings are chosen "
                                "by price, and none is measured"]
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_garbage_collector_is_as_it_was(enabled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setattr(backend, "import_graph", lambda *_, **__: seen.append(gc.isenabled()))
+    before = gc.isenabled()
+    try:
+        (gc.enable if enabled else gc.disable)()
+        with pytest.raises(RungError):
+            backend.compile_graph(fx.GraphModule(nn.Module(), fx.Graph()), (),
+                                  Options(strict=True))
+        assert seen == [False] and gc.isenabled() is enabled
+    finally:
+        (gc.enable if before else gc.disable)()
 
 
 def test_an_unknown_mode_names_those_that_exist() -> None:

@@ -66,6 +66,22 @@ def test_a_stretch_ends_where_a_large_argument_is_last_read(
     torch.testing.assert_close(run([a, b, c])[0], a.T @ b @ c, rtol=1e-3, atol=1e-2)
 
 
+def test_equal_stretches_are_one_function() -> None:
+    p = Prog()
+    x = y = p.param("x", 6, 4)
+    shifts = (1.0, 1.0, 1.0, 2.0)
+    for shift in shifts:
+        y = p.b.one(Call("aten.lgamma.default", (("", p.map("add", y, shift)),), (x.type,)))
+    run = made(p.done(y))
+    assert run.text.count("= stretch_0(") == shifts.count(1.0)
+    assert run.text.count("def stretch_") == len(set(shifts))
+    given = torch.randn(6, 4)
+    want = given
+    for shift in shifts:
+        want = (want + shift).lgamma()
+    assert torch.equal(run([given])[0], want)
+
+
 def test_the_list_of_arguments_is_emptied_and_inputs_die() -> None:
     args = [torch.randn(9)]
     run = made(models.floor_add())

@@ -6,6 +6,7 @@ Rung cannot take runs as it is, with one warning in the log `rung`; `strict` mak
 
 from __future__ import annotations
 
+import gc
 import importlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -69,7 +70,7 @@ def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any],
                   options: Options = DEFAULTS) -> compat.Boxed:
     """A boxed callable for one ATen graph; the graph itself where Rung declines it."""
     try:
-        with compat.unset_fake_temporarily(), told(), _own_errors():
+        with compat.unset_fake_temporarily(), told(), _own_errors(), _without_collector():
             imported = import_graph(gm, static=compat.static_inputs(gm))
             pipeline: Any = importlib.import_module("rung.pipeline")
             run = pipeline.compile_program(imported.func, options, imported.constants,
@@ -83,6 +84,19 @@ def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any],
             raise
         _fall_back(error)
         return as_it_is(gm)
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """No search for cyclic garbage: compiling makes little, and each full search walks all that
+    Dynamo holds."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @contextmanager

@@ -65,15 +65,24 @@ def emit_stretch(stretch: Stretch) -> str:
     strides of its tensors, one after the other."""
     tensors = (*stretch.given, *stretch.made)
     sizes = [f"  const long {s} = s[{n}]; (void){s};" for n, s in enumerate(stretch.sizes)]
-    numbers = [e for t in tensors for e in (*t.shape, *strides_of(t))]
     checks = itertools.count(1)
     steps = [_launched(step) if isinstance(step, Launched) else _checked(step, next(checks))
              for step in stretch.steps]
     return "\n".join([
         f"void layout_{stretch.name}(const long *s, long *d) {{", *sizes,
-        *(f"  d[{n}] = {_c(e)};" for n, e in enumerate(numbers)), "}", "",
+        *_layout([e for t in tensors for e in (*t.shape, *strides_of(t))]), "}", "",
         f"long {stretch.name}(char *const *p, const long *s, long *found) {{", *sizes,
         *steps, "  return 0;", "}", ""])
+
+
+def _layout(numbers: Sequence[Expr]) -> list[str]:
+    """Statements that write `numbers` to `d`: known ones from a table, since compilers take long
+    for many lines."""
+    known = ", ".join(str(e.const_value or 0) for e in numbers)
+    copy = [f"  static const long known[] = {{{known}}};",
+            f"  for (long n = 0; n < {len(numbers)}; n++) d[n] = known[n];"]
+    return [*(copy if numbers else []), *(f"  d[{n}] = {_c(e)};" for n, e in enumerate(numbers)
+                                          if e.const_value is None)]
 
 
 def _launched(step: Launched) -> str:
