@@ -333,3 +333,4 @@ MONOIDS: dict[str, Monoid] = {m.name: m for m in (
     Monoid("add", "add", np.add), Monoid("mul", "mul", np.multiply),
     Monoid("max", "max", np.maximum), Monoid("min", "min", np.minimum),
     Monoid("and", "and", np.bitwise_and), Monoid("or", "or", np.bitwise_or))}
+LAST = "last"  # how stores combine that leave the last one: no monoid, as nothing is an identity

@@ -119,11 +119,7 @@ class Load(LoadBase):
     on_entry: ClassVar[bool] = False
 
     def infer(self) -> tuple[Type, ...]:
-        subs = [s.type for s in self.subs if isinstance(s, Value)]
-        unroll = dict.fromkeys(
-            (*self.unroll, *(u for t in subs if isinstance(t, VecType) for u in t.unroll)))
-        lanes = max([self.lanes, *(t.lanes for t in subs if isinstance(t, VecType))])
-        return (VecType(dtype_of(self.buf.type), lanes, tuple(unroll)),)
+        return (_family(self),)
 
     def run(self, interp: Interp, *operands: Any) -> Any:
         _set_lanes(interp, self.lanes)
@@ -137,9 +133,22 @@ class Store(StoreBase):
     lanes: int = 1
     unroll: Unroll = ()
 
+    @property
+    def family(self) -> VecType:
+        """The elements that are written, of which the value may be fewer."""
+        return _family(self)
+
     def run(self, interp: Interp, *operands: Any) -> Any:
         _set_lanes(interp, self.lanes)
         interp.write(operands[0], self.subs, interp.values[self.value], self.mask)
+
+
+def _family(op: Load | Store) -> VecType:
+    """The elements that subscripts tell apart, those that are data too."""
+    subs = [s.type for s in op.subs if isinstance(s, Value) and isinstance(s.type, VecType)]
+    unroll = dict.fromkeys((*op.unroll, *(u for t in subs for u in t.unroll)))
+    lanes = max([op.lanes, *(t.lanes for t in subs)])
+    return VecType(dtype_of(op.buf.type), lanes, tuple(unroll))
 
 
 @dataclass(frozen=True, eq=False)
@@ -332,10 +341,9 @@ def _verify_family(op: Op, unroll: Unroll) -> None:
     if sorted(op.unroll) != sorted(counts(unroll, used)):
         raise VerifyError("is not unrolled over the axes in its subscripts", op)
     if isinstance(op, Store) and isinstance(op.value.type, VecType):
-        subs = [s.type for s in op.subs if isinstance(s, Value) and isinstance(s.type, VecType)]
-        held = {*op.unroll, *(u for t in subs for u in t.unroll)}
-        lanes = max([op.lanes, *(t.lanes for t in subs)])
-        if not set(op.value.type.unroll) <= held or op.value.type.lanes not in (1, lanes):
+        held = op.family
+        if not set(op.value.type.unroll) <= set(held.unroll) or (
+                op.value.type.lanes not in (1, held.lanes)):
             raise VerifyError(f"stores {op.value.type} to fewer elements", op)
 
 

@@ -34,7 +34,7 @@ from rung.core.ops import (
     verify_buffers,
 )
 from rung.core.rewrite import merge_equal
-from rung.core.scalar import MONOIDS, SCALARS
+from rung.core.scalar import LAST, MONOIDS, SCALARS
 from rung.core.types import (
     BF16,
     F16,
@@ -90,7 +90,8 @@ class Store(StoreBase):
     """Writes one element for each point of the axes in its subscripts.
 
     With `combine`, a monoid, `x[at[n],j] add= v` adds it to what is there: points of equal
-    subscripts one after the other, in the order of `clashing` axes.
+    subscripts one after the other, in the order of `clashing` axes. `x[at[n],j] last= v` keeps
+    that order too.
     """
 
     combine: str = ""
@@ -110,11 +111,12 @@ class Store(StoreBase):
         if not self.combine:
             return
         kind = dtype_of(self.buf.type)
-        if self.combine not in MONOIDS or self.buf.role != "mutated" or kind in (BF16, F16):
+        known = self.combine == LAST or (self.combine in MONOIDS and kind not in (BF16, F16))
+        if not known or self.buf.role != "mutated":
             raise VerifyError(f"cannot combine by {self.combine} into {self.buf.name}, {kind}")
 
     def run(self, interp: Interp, *operands: Any) -> Any:
-        ufunc = MONOIDS[self.combine].ufunc if self.combine else None
+        ufunc = MONOIDS[self.combine].ufunc if self.combine in MONOIDS else None
         interp.write(operands[0], self.subs, interp.values[self.value], self.mask, ufunc)
 
 

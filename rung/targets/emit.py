@@ -17,7 +17,7 @@ from rung.core.op import Block, Effect, Func, Op, Value, uses, walk
 from rung.core.ops import Cast, Const, Map, Yield
 from rung.core.scalar import MONOIDS
 from rung.core.text import LANE
-from rung.core.types import I64, INDEX, ArrayType, DType, TensorType, VecType, dtype_of
+from rung.core.types import I64, INDEX, ArrayType, TensorType, VecType, dtype_of
 from rung.kernel.ir import (
     Alloc,
     Barrier,
@@ -317,37 +317,34 @@ class Emitter:
         return " && ".join(f"{self.c(e)} >= 0" for e in rest), lanes
 
     def _store(self, op: Store) -> None:
-        t = op.value.type
-        assert isinstance(t, VecType)
-        dtype = t.dtype
-        for point in spread(dict.fromkeys((*op.unroll, *t.unroll))):
+        t = op.family
+        for point in spread(dict.fromkeys(t.unroll)):
             value = self.get(op.value, point)
-            if op.lanes > 1 and t.lanes == 1:
-                value = self.p.splat(dtype, op.lanes, value)
+            if t.lanes > 1 and _lanes(op.value) == 1:
+                value = self.p.splat(t.dtype, t.lanes, value)
             scalar, lanes = self._masks(op.mask, point)
             offset, values = self._offset(op.buf, op.subs, point)
-            text = self._store_text(op, dtype, offset, values, point, value, lanes)
+            text = self._store_text(op, t, offset, values, point, value, lanes)
             self.line(f"if ({scalar}) {{ {text} }}" if scalar else text)
 
-    def _store_text(self, op: Store, dtype: DType, offset: Expr,
+    def _store_text(self, op: Store, t: VecType, offset: Expr,
                     values: list[tuple[Value, Expr]], point: Mapping[str, int], value: str,
                     lanes: list[Expr]) -> str:
         run = offset.coefficient(LANE)
-        if op.lanes == 1 and _lanes(op.value) == 1:
-            return self.p.store(dtype, 1, self._pointer(op.buf, offset, values, point), value)
-        width = max(op.lanes, _lanes(op.value))
+        if t.lanes == 1:
+            return self.p.store(t.dtype, 1, self._pointer(op.buf, offset, values, point), value)
         simple = all(_lanes(v) == 1 for v, _ in values)
         if run is not None and run.is_const(1) and simple and _one_tail(lanes):
             pointer = self._pointer(op.buf, offset.without(LANE), values, point)
             if not lanes:
-                return self.p.store(dtype, width, pointer, value)
+                return self.p.store(t.dtype, t.lanes, pointer, value)
             count = self.c(lanes[0].without(LANE) + 1)
-            return self.p.store_part(dtype, width, pointer, value, count)
-        parts = [f"const {self.p.type(dtype, width)} v_ = {value};"]
-        for n in range(width):
+            return self.p.store_part(t.dtype, t.lanes, pointer, value, count)
+        parts = [f"const {self.p.type(t.dtype, t.lanes)} v_ = {value};"]
+        for n in range(t.lanes):
             at = self._pointer(op.buf, offset.subs({LANE: n}), values, point, n)
             conds = " && ".join(f"{self.c(e.subs({LANE: n}))} >= 0" for e in lanes)
-            text = self.p.store(dtype, 1, at, self.p.lane("v_", n, dtype))
+            text = self.p.store(t.dtype, 1, at, self.p.lane("v_", n, t.dtype))
             parts.append(f"if ({conds}) {text}" if conds else text)
         return "{ " + " ".join(parts) + " }"
 

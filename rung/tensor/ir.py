@@ -21,7 +21,7 @@ from rung.core.expr import Expr, is_size, sym
 from rung.core.interp import Interp
 from rung.core.op import RESERVED, Op, Value
 from rung.core.ops import Cast, Const, Map
-from rung.core.scalar import MONOIDS, SCALARS
+from rung.core.scalar import LAST, MONOIDS, SCALARS
 from rung.core.types import I64, Axis, DType, TensorType, Type, dtype_of
 
 
@@ -217,10 +217,12 @@ class Gather(Op):
 
 @dataclass(frozen=True, eq=False)
 class Scatter(Op):
-    """x with slices of `dim` overwritten: out[.., at[n], ..] = src[.., n, ..]; `at` has rank 1.
+    """x with slices of `dim` overwritten: out[.., at[n], ..] = src[.., n, ..] for a vector `at`.
 
-    Equal indices leave any one of their slices, as torch does. With `combine`, a monoid, all are
-    combined with what is there, in order.
+    If `at` has the shape of `src`, each element has an index of its own, out[i, at[i,n]] =
+    src[i,n], and `src` may be smaller than `x`. Equal indices leave any one of what is written;
+    with `combine`, a monoid, all are combined with what is there, in order, or with `last` the
+    last one stays.
     """
 
     x: Value
@@ -235,15 +237,16 @@ class Scatter(Op):
         return (TensorType(dtype_of(self.x.type), shape_of(self.x)),)
 
     def check(self) -> None:
-        shape = list(shape_of(self.x))
+        shape, at, src = map(shape_of, (self.x, self.at, self.src))
         if not 0 <= self.dim < len(shape):
             raise VerifyError(f"dimension {self.dim} of {self.x.type}")
-        if len(shape_of(self.at)) != 1 or dtype_of(self.at.type).kind not in "iu":
-            raise VerifyError(f"index {self.at.name} is {self.at.type}, not an integer vector")
-        if self.combine and self.combine not in MONOIDS:
+        if dtype_of(self.at.type).kind not in "iu":
+            raise VerifyError(f"index {self.at.name} is {self.at.type}, not an integer")
+        if self.combine not in ("", LAST, *MONOIDS):
             raise VerifyError(f"no monoid is called {self.combine!r}")
-        shape[self.dim] = shape_of(self.at)[0]
-        if shape_of(self.src) != tuple(shape) or dtype_of(self.src.type) != dtype_of(self.x.type):
+        slices = (*shape[:self.dim], *at, *shape[self.dim + 1:])
+        if src not in (at, slices) or len(src) != len(shape) or (
+                dtype_of(self.src.type) != dtype_of(self.x.type)):
             raise VerifyError(f"cannot write {self.src.type} into {self.x.type} dim {self.dim}")
 
     def run(self, interp: Interp, *operands: Any) -> Any:
@@ -251,12 +254,13 @@ class Scatter(Op):
         if at.size and (at.min() < 0 or at.max() >= x.shape[self.dim]):
             raise IndexError(f"scatter index out of range 0..{x.shape[self.dim]}")
         out = x.copy()
-        places = (slice(None),) * self.dim + (at,)
-        if self.combine:
+        places = list(np.indices(src.shape, sparse=True))
+        places[self.dim] = at if at.ndim == src.ndim else at.reshape(places[self.dim].shape)
+        if self.combine in MONOIDS:
             with np.errstate(all="ignore"):
-                MONOIDS[self.combine].ufunc.at(out, places, src)
+                MONOIDS[self.combine].ufunc.at(out, tuple(places), src)
         else:
-            out[places] = src
+            out[tuple(places)] = src
         return out
 
 

@@ -258,7 +258,8 @@ def _gather(m: _Maker, op: Gather) -> None:
 def _scatter(m: _Maker, op: Scatter) -> None:
     grid = m.grid(shape_of(op.src))
     into = m.param(op.x, "mutated")
-    at = m.load(op.at, grid[op.dim:op.dim + 1])
+    each = len(shape_of(op.at)) == len(grid)
+    at = m.load(op.at, grid if each else grid[op.dim:op.dim + 1])
     value = m.load(op.src, grid)
     m.updated.add(into)
     subs: tuple[Sub, ...] = (*grid[:op.dim], at, *grid[op.dim + 1:])

@@ -291,7 +291,7 @@ class Leaf:
         once = self._once(loop.op_axes(op), (GRID, THREAD))
         a = self._access(op.subs, op.mask, scope, self.tiles.get(op), once)
         buf = self.tiles[op].array if op in self.tiles else op.buf
-        if op.combine:
+        if op.combine in MONOIDS:
             b = scope.builder
             old = b.one(Load(buf, a.subs, a.mask, 0, a.lanes, a.unroll), "t")
             value = b.one(Map(MONOIDS[op.combine].combine, (old, value)), "sum")

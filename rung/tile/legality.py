@@ -171,7 +171,7 @@ class _Check:
     def clashes(self) -> None:
         """What is combined at places that data say goes in order, and not through a tile."""
         for op in (op for op in self.ops if isinstance(op, loop.Store) and op.combine):
-            if self._scratchpad():
+            if self._scratchpad() or self.mapping.placed(op.buf.name):
                 refuse(f"{op.buf.name} is updated where data say: no tile of it is known")
             for s in (s for a in op.clashing for s in self.nest.splits[a]):
                 if (s.kind not in LOOPS or s.kind == GRID) and self.trips(s) > 1:

@@ -108,6 +108,7 @@ BAD = [
      "s = contract sub mul x[i,j], x[i,j] over j 4 : f32 over i acc f32",
      "cannot contract by sub and mul"),
     (K + "  y[i] add= 1.0", "y[i] add= 1.0", "cannot combine by add into y, f32"),
+    (K + "  y[i] last= 1.0", "y[i] last= 1.0", "cannot combine by last into y, f32"),
     (P + "  r = scatter x dim 0 at n <- x by sub : f32[4,4]\n  return r",
      "r = scatter x dim 0 at n <- x by sub", "no monoid is called 'sub'"),
     (K + "  s = scan add x[i,i] over j 4 : f32 over i acc f32" + STORE,

@@ -1,4 +1,4 @@
-"""What is added where data say: the oracle and compiled kernels against eager, bit for bit."""
+"""What is written where data say: the oracle and compiled kernels against eager, bit for bit."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import torch
 from frontends.capture import declined
 from frontends.overloads import (
     BF16,
+    BOOL,
     F32,
     F64,
+    I8,
     I64,
     Case,
     caller,
@@ -23,6 +25,7 @@ from frontends.overloads import (
 from rung.core import trace
 
 AT = torch.tensor([3, 0, 3, 5, 0, 3])
+EACH = torch.tensor([[3, 0, 3, 5, 0], [1, 1, 2, 3, 3], [5, 5, 5, 0, 1]])  # each element its own
 
 
 def sums() -> list[Case]:
@@ -46,7 +49,34 @@ def sums() -> list[Case]:
             case("embedding_dense_backward", data((6, 5)), AT, 7, -1, True, lowers=False)]
 
 
-CASES = sums()
+def scatters() -> list[Case]:
+    """Indices of fewer rows and columns than what is written to and what is written."""
+    out = []
+    for d in (F32, F64, BF16, I64, I8, BOOL):
+        x, source, adds = data((6, 5), d), data((4, 7), d, 1), d not in (BF16, BOOL)
+        out += [case("scatter.src", x, 0, EACH, source), case("scatter.value", x, 0, EACH, 1),
+                case("scatter.src", x.t(), -1, EACH.t(), source.t()),
+                case("scatter.value", x, 1, EACH[:2, :3] % 5, 1),
+                case("scatter.src", x, 0, EACH[:0], source),
+                case("scatter.src", x[0], 0, EACH[0].int() % 5, source[0]),
+                case("index_fill.int_Scalar", x, 0, AT - 3, 1),
+                case("index_fill.int_Tensor", x, -1, AT[:0], data((), d)),
+                case("index_fill.int_Tensor", x, 1, AT - 1, data((), d)),
+                case("scatter_add", x, 0, EACH, source, lowers=adds)]
+        out += [case("scatter.reduce", x, 0, EACH, source, reduce=how, lowers=adds)
+                for how in ("add", "multiply")]
+        out += [case("scatter_reduce.two", x, 0, EACH, source, how, include_self=included,
+                     lowers=adds, close=1 if how[0] == "a" else 0)  # zeros may have either sign
+                for how in ("sum", "prod", "amax", "amin") for included in (True, False)]
+    scalar = torch.tensor(0)
+    return [*out, case("scatter_reduce.two", data((6, 5)), 0, EACH, data((4, 7)), "mean",
+                       lowers=False),
+            case("scatter.value", data((), F32), 0, scalar, 2, lowers=False),
+            case("index_fill.int_Scalar", data((6,), I64), 0, AT[:1], 2.5, lowers=False),
+            case("index_fill.int_Scalar", data((6,)), 0, scalar, 2, lowers=False)]
+
+
+CASES = [*sums(), *scatters()]
 
 
 @pytest.mark.parametrize("cases", grouped(CASES))
@@ -54,17 +84,30 @@ def test_overload(cases: list[Case]) -> None:
     check_overload(cases)
 
 
+MANY = torch.arange(60 * 37).reshape(60, 37) * 7919 % 1009
 COMPILED = {
     "rows": case("index_add", tame((9, 37)), 0, torch.arange(60) * 5 % 9, tame((60, 37))),
     "columns": case("index_add", tame((37, 9)), 1, torch.arange(60) * 5 % 9, tame((37, 60))),
     "numbers": case("index_add", tame((9,)), 0, torch.arange(60) * 5 % 9, tame((60,))),
     "put": case("index_put", tame((9, 70)), [torch.arange(60) % 7 - 9], tame((60, 70)), True),
+    **{f"{name} {dim}": case(name, tame(shape), dim, MANY % shape[dim], tame((60, 37)), *how,
+                             **named)
+       for name, how, named in (("scatter.src", (), {}), ("scatter_add", (), {}),
+                                ("scatter_reduce.two", ("prod",), {"include_self": False}))
+       for dim, shape in enumerate(((9, 70), (64, 9)))},
+    "one number": case("index_put", tame((9, 70)), [None, torch.arange(60)], tame(())),
+    "flags": case("scatter.src", tame((64, 9), BOOL), 1, MANY % 9, tame((60, 37), BOOL)),
+    "halves": case("scatter.src", tame((9, 70), BF16), 0, MANY % 9, tame((60, 37), BF16)),
+    "one-hot": case("scatter.value", torch.zeros(60, 12, dtype=I64), 1, MANY[:, :4] % 12, 1),
+    "vector": case("scatter.src", tame((9,)), 0, torch.arange(60) * 5 % 9, tame((60,))),
+    "fill": case("index_fill.int_Scalar", tame((9, 70)), 1, torch.arange(60) % 7 - 9, 0.5),
     "embedding": case("embedding_dense_backward", tame((60, 33)), torch.arange(60) * 5 % 9, 9, 2,
                       False)}
 
 
 @pytest.mark.parametrize("name", COMPILED)
-def test_compiled_adds_in_the_order_of_eager(name: str) -> None:
+def test_compiled_writes_in_the_order_of_eager(name: str) -> None:
+    torch._dynamo.reset()  # all cases are calls of one function
     fn, tensors = caller(COMPILED[name])
     before = [x.clone() for x in tensors]
     with trace.listen() as events:
@@ -75,15 +118,36 @@ def test_compiled_adds_in_the_order_of_eager(name: str) -> None:
     assert all(map(torch.equal, tensors, before))
 
 
-@pytest.mark.parametrize("shape", [(6,), (6, 5)], ids=str)
-@pytest.mark.parametrize("at", [6, -1])
-def test_an_index_outside_is_the_error_of_eager(at: int, shape: tuple[int, ...]) -> None:
-    def add(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
-        return torch.index_add(x, 0, n, x[:1])
+WRITES = {
+    "index_add": lambda x, at: torch.index_add(x, 0, at, x[:1]),
+    "index_fill": lambda x, at: torch.index_fill(x, 0, at * 6, 1),
+    "scatter": lambda x, at: torch.scatter(x, 0, at.view((1,) * x.dim()), x),
+    "scatter_add": lambda x, at: torch.scatter_add(x, 0, at.view((1,) * x.dim()), x)}
 
+
+@pytest.mark.parametrize("name", WRITES)
+@pytest.mark.parametrize("shape", [(6,), (6, 5)], ids=str)
+@pytest.mark.parametrize("at", [6, -2])
+def test_an_index_outside_is_the_error_of_eager(at: int, shape: tuple[int, ...], name: str
+                                                ) -> None:
     x, place = tame(shape), torch.tensor([at])
     with pytest.raises((IndexError, RuntimeError)) as eager:
-        add(x, place)
+        WRITES[name](x, place)
     with pytest.raises(eager.type) as found:
-        torch.compile(add, backend="rung", dynamic=False)(x, place)
+        torch.compile(WRITES[name], backend="rung", dynamic=False)(x, place)
     assert str(eager.value) in str(found.value)
+
+
+def test_scatters_of_any_size_and_their_gradients() -> None:
+    def fn(x: torch.Tensor, at: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        added = torch.scatter_add(x, 0, at, y)
+        return (torch.scatter(added, 1, at % x.shape[1], y.sin()) * added).exp()
+
+    compiled = torch.compile(fn, backend="rung", dynamic=True, options={"strict": True})
+    for rows, columns in ((9, 37), (12, 33)):
+        at = MANY[:rows, :columns] % rows
+        leaves = [tame(shape, F64).requires_grad_() for shape in ((rows, 40), (rows, columns))]
+        found, wanted = (f(leaves[0], at, leaves[1]) for f in (compiled, fn))
+        torch.testing.assert_close(found, wanted, rtol=1e-14, atol=1e-14)
+        slopes = (torch.autograd.grad(y.sum(), leaves) for y in (found, wanted))
+        torch.testing.assert_close(*slopes, rtol=1e-13, atol=1e-13)

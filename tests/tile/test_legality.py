@@ -125,6 +125,8 @@ CASES: list[tuple[Machine, str, dict[str, int | str], str, str]] = [
     (AVX512, "tally", {"M": 4, "N": 64, "L": 4}, "j: l1 *\ni: seq *, reg 2",
      "y is updated along i, whose steps on reg may meet"),
     (AVX512, "tally", {"M": 4, "N": 64, "L": 4}, "i: core *\nj: seq *", "steps on core may meet"),
+    (AVX512, "tally", {"M": 4, "N": 64, "L": 4}, "i: seq *\nj: l1 *, simd 16\n"
+     "place y in l1 at i.seq", "no tile of it is known"),
     (TOY, "tally", {"M": 4, "N": 64, "L": 4}, "i: seq *\nj: seq *, lane 16",
      "no tile of it is known"),
     (AVX512, "share", {"M": 4, "N": 64}, "j: l1 *\ni: seq *",

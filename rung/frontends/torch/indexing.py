@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from rung.core.errors import Unsupported
 from rung.core.expr import Expr
 from rung.core.op import Value
+from rung.core.scalar import LAST, MONOIDS
 from rung.core.types import BOOL, F64, I32, I64, dtype_of
 from rung.frontends.torch.emit import HALVES, Emit, Number, dimension
 from rung.frontends.torch.shapes import product
@@ -71,12 +73,38 @@ def index_add(e: Emit, x: Value, dim: int, at: Value, source: Value, alpha: Numb
     return added(e, x, dim, as_vector(e, at), source)
 
 
-def added(e: Emit, x: Value, dim: int, at: Value, source: Value) -> Value:
+def added(e: Emit, x: Value, dim: int, at: Value, source: Value, by: str = "add") -> Value:
     """`source` added to `x` at indices, one after the other as eager does. Half-width floats,
     which eager rounds at each step, stay calls."""
     if e.dtype in HALVES or e.dtype is BOOL or dtype_of(source.type) != e.dtype:
         raise Unsupported(f"{e.dtype} added up where data say")
-    return e.op(Scatter(x, dim, at, source, "add"))
+    return e.op(Scatter(x, dim, at, source, by))
+
+
+def scattered(e: Emit, x: Value, dim: int, at: Value, source: Value | Number, by: str) -> Value:
+    """x[i, at[i, n]] combined with source[i, n] for dimension 1, one n after the other."""
+    if not e.shape or not shape_of(at):
+        raise Unsupported("a scatter into or by a scalar")
+    dim, shape = dimension(dim, len(e.shape)), shape_of(at)
+    check(e, at, Expr.of(0), e.shape[dim], "RuntimeError",
+          f"index {{}} is out of bounds for dimension {dim} with size {{size}}")
+    if not isinstance(source, Value):
+        return e.op(Scatter(x, dim, at, e.expand(e.value(source, e.dtype), shape)))
+    if dtype_of(source.type) != e.dtype:
+        raise Unsupported(f"a scatter of {source.type}")
+    part = e.remap(source, shape, list)
+    return e.op(Scatter(x, dim, at, part, by)) if by == LAST else added(e, x, dim, at, part, by)
+
+
+def scatter_reduce(e: Emit, x: Value, dim: int, at: Value, source: Value, how: str,
+                   included: bool = True) -> Value:
+    """What is written to is combined too, if `included`, or else is the monoid's identity."""
+    if how not in SCATTERED:
+        raise Unsupported(f"a scatter by {how}")
+    by = SCATTERED[how]
+    if not included and e.dtype is not BOOL:
+        x = scattered(e, x, dim, at, MONOIDS[by].identity(e.dtype), "")
+    return scattered(e, x, dim, at, source, by)
 
 
 def embedding_backward(e: Emit, grad: Value, at: Value, rows: object, padding: int,
@@ -235,6 +263,18 @@ def nll_loss_backward(e: Emit, grad: Value, x: Value, target: Value, weight: Val
     return e.finish(moved(e, e.map("where", hit, g, e.value(0, dtype_of(g.type))), rank - 1, axis))
 
 
+def index_fill(e: Emit, x: Value, dim: int, at: Value, value: Value | Number) -> Value:
+    if not e.shape or len(shape_of(at)) != 1:
+        raise Unsupported("index_fill of or by a scalar")
+    dim = dimension(dim, len(e.shape))
+    at = wrapped(e, at, dim, e.shape[dim])
+    shape = (*e.shape[:dim], *shape_of(at), *e.shape[dim + 1:])
+    return e.op(Scatter(x, dim, at, e.expand(e.value(value, e.dtype), shape)))
+
+
+SCATTERED = {"sum": "add", "add": "add", "prod": "mul", "multiply": "mul", "amax": "max",
+             "amin": "min"}
+SCATTER = "Tensor self, int dim, Tensor index"
 LOSS = "Tensor self, Tensor target, Tensor? weight, int reduction, SymInt ignore_index"
 INDEXING: dict[str, Build] = {
     "aten::embedding(Tensor weight, Tensor indices, SymInt padding_idx=-1, "
@@ -250,6 +290,14 @@ INDEXING: dict[str, Build] = {
     "-> Tensor": index_add,
     "aten::embedding_dense_backward(Tensor grad_output, Tensor indices, SymInt num_weights, "
     "SymInt padding_idx, bool scale_grad_by_freq) -> Tensor": embedding_backward,
+    f"aten::scatter.src({SCATTER}, Tensor src) -> Tensor": partial(scattered, by=LAST),
+    f"aten::scatter.value({SCATTER}, Scalar value) -> Tensor": partial(scattered, by=""),
+    f"aten::scatter_add({SCATTER}, Tensor src) -> Tensor": partial(scattered, by="add"),
+    f"aten::scatter.reduce({SCATTER}, Tensor src, *, str reduce) -> Tensor": scatter_reduce,
+    f"aten::scatter_reduce.two({SCATTER}, Tensor src, str reduce, *, bool include_self=True) "
+    "-> Tensor": scatter_reduce,
+    **{f"aten::index_fill.int_{kind}({SCATTER}, {kind} value) -> Tensor": index_fill
+       for kind in ("Scalar", "Tensor")},
     "aten::index_copy(Tensor self, int dim, Tensor index, Tensor source) -> Tensor": index_copy,
     "aten::index.Tensor(Tensor self, Tensor?[] indices) -> Tensor": index,
     "aten::_unsafe_index.Tensor(Tensor self, Tensor?[] indices) -> Tensor": index,

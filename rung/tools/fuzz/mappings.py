@@ -60,8 +60,9 @@ kernel share(x: T[{M},{N}]) -> y: T[{M},{N}], z: T[{M}]
   z[i] = T(m)
 """,
     "tally": """
-kernel tally(x: f32[{M},{N}], at: i64[{M}], y: f32[{L},{N}] mutated)
+kernel tally(x: f32[{M},{N}], at: i64[{M}], y: f32[{L},{N}] mutated, z: f32[{L},{N}] mutated)
   y[at[i],j] add= x[i,j] * 0.5
+  z[at[i],j] last= x[i,j]
 """,
     "inplace": """
 kernel inplace(x: T[{M},{N}] mutated)
