@@ -80,6 +80,10 @@ INTEGERS: Rows = {
 VALUES: Rows = {
     "clamps": (lambda x: (x.clamp(min=0), x.clamp(-1, 1), x.clamp(max=NAN), torch.maximum(
         x, torch.tensor(1.0)), torch.fmin(x, torch.tensor(0.0)), x.clamp(min=2, max=1)), odd),
+    "the sign of a zero at a bound": (lambda x: [1 / y for y in (
+        x.clamp(min=0), x.clamp(max=0), x.clamp(0, 1), F.relu6(x), x.relu())], odd),
+    "overflow of a half": (lambda x: (x * 2 / 2, (x * x).sum(), (x + x - x).float()), lambda: [
+        numbers(40000, 1, -300, dtype=torch.float16)]),
     "rounding": (lambda x: (x.round(), x.frac(), x.trunc(), x.floor(), torch.round(
         x * 1.005, decimals=2)), odd),
     "a pole in half precision": (lambda x: torch.tan(math.pi * (x - 0.5)).sign(), lambda: [
@@ -173,6 +177,13 @@ def _resized(x: torch.Tensor) -> Any:
     return y + z
 
 
+def _padded(x: torch.Tensor) -> Any:
+    """Results in the memory order of an argument, which changes after they are computed."""
+    padded, doubled = F.pad(x, (1, 1)), F.interpolate(x, scale_factor=2)
+    x.relu_()
+    return padded, doubled, x * 2
+
+
 def _swap(x: torch.Tensor, y: torch.Tensor) -> Any:
     old = x.clone()
     x.copy_(y)
@@ -197,6 +208,8 @@ def _own_flip(x: torch.Tensor) -> Any:
 MEMORY: Rows = {
     "arguments are swapped": (_swap, lambda: [torch.randn(3, 3), torch.randn(3, 3)]),
     "copies before an update": (_copies, lambda: [torch.randn(4, 3)]),
+    "padded, channels last, before an update": (_padded, lambda: [
+        torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)]),
     "views of copies": (lambda x: (x.clone().t(), x.clone().as_strided((2,), (2,)), x.t()),
         lambda: [torch.randn(4, 3)]),
     "read before it is written": (_before, lambda: [torch.ones(4, 3)]),

@@ -125,15 +125,19 @@ def test_rules_of_kernels_keep_every_bit(rule: Callable[..., Any],
     assert fired
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "f16"])
-def test_dropping_a_rounding_keeps_what_is_special(dtype: str) -> None:
-    func = kernel(f"f32(round_{dtype}(x0[i] * x1[i]))", "f32")
+def test_dropping_a_rounding_keeps_what_is_special() -> None:
+    func = kernel("f32(round_bf16(x0[i] * x1[i]))", "f32")
     after = loop_rules.simplify(func, "default")
     assert str(loop_rules.simplify(func, "eager")) == str(func) != str(after)
     old, new = run_kernel(func, "f32"), run_kernel(after, "f32")
     assert np.array_equal(np.isnan(old), np.isnan(new))
     assert np.array_equal(np.signbit(old)[~np.isnan(old)], np.signbit(new)[~np.isnan(new)])
-    assert np.isinf(old[np.isinf(new)]).all()  # and it may stay finite where eager overflows
+    assert np.array_equal(np.isinf(old), np.isinf(new))
+
+
+def test_roundings_that_overflow_stay() -> None:
+    func = kernel("f32(round_f16(x0[i] * x1[i]))", "f32")
+    assert str(loop_rules.simplify(func, "default")) == str(func)
 
 
 def test_a_written_out_contraction_keeps_what_is_special() -> None:
@@ -303,7 +307,8 @@ def test_eager_gives_eagers_bits_and_default_rounds_once(seed: int) -> None:
         args = [torch.randn(5, 33).to(dtype) for _ in range(3)]
         assert torch.equal(compiled(jumping, "eager")(*args), jumping(*args)), shown
         wide = fn(*(x.float() for x in args)).to(dtype)
-        assert torch.equal(compiled(fn)(*args), wide), text
+        want = fn(*args) if dtype is torch.float16 else wide
+        assert torch.equal(compiled(fn)(*args).nan_to_num(), want.nan_to_num()), text
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

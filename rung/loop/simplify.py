@@ -2,9 +2,9 @@
 
     y[i] = round_bf16(f32(round_bf16(x[i] * 1.0)) + b[i])   ->   y[i] = round_bf16(x[i] + b[i])
 
-`precision="default"` also deletes the roundings that only eager's op borders made, but not where
-the last bits decide (`JUMPS`); "eager" keeps them. Equal ops are merged and dead ones dropped on
-the way. A rule gets an op whose operands are simplified, and gives the value that it is, or None.
+`precision="default"` also deletes the roundings to bf16 that only eager's op borders made, but not
+where the last bits decide (`JUMPS`); "eager" keeps them. Equal ops are merged, dead ones dropped.
+A rule gets an op whose operands are simplified, and gives the value that it is, or None.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from rung.core.op import Func, Op, Value
 from rung.core.ops import Cast, Const, IndexValue, Map
 from rung.core.scalar import SCALARS, cast
-from rung.core.types import BOOL, F32, I64, DType, axes_of, dtype_of
+from rung.core.types import BF16, BOOL, F32, I64, DType, axes_of, dtype_of
 from rung.loop.emit import Copier, Declined, Emitter
 from rung.loop.ir import Contract, Fold, extents_of
 
@@ -94,13 +94,15 @@ def _at_jumps(func: Func) -> set[Value]:
 
 
 # f32(round_bf16(v)) -> v            only where a rounding is eager's alone: changes the last bits
+# (one to f16 stays: it also overflows, where bf16 has all of f32's exponents)
 def drop_rounding(s: _Sweep, op: Op) -> Value | None:
     match op:
         case Cast(results=results) if s.sharp.intersection(results):
             return None
         case Cast(x, dtype):
             inner = s.made.get(x)
-            if isinstance(inner, Cast) and inner.implicit and dtype_of(inner.x.type) == dtype:
+            if isinstance(inner, Cast) and inner.implicit and inner.dtype is BF16 and dtype_of(
+                    inner.x.type) == dtype:
                 return inner.x
     return None
 

@@ -44,13 +44,15 @@ def simplify(program: Func) -> Func:
 class _Sweep:
     """`made` knows the op behind each value; new ops go to `builder`.
 
-    `late` values are read once parameters have been written, so they must not become a parameter;
-    each of the `results` has memory of its own, so it must not become another or a parameter.
+    `late` values are read once parameters have been written, so they must not become a parameter,
+    and no op after the write may come to read one of the `written`; each of the `results` has
+    memory of its own, so it must not become another or a parameter.
     """
 
     late: frozenset[Value] = frozenset()
     results: set[Value] = field(default_factory=set)
     made: dict[Value, Op] = field(default_factory=dict)
+    written: set[Value] = field(default_factory=set)
     builder: Builder = field(default_factory=Builder)
 
     def rule(self, op: Op, builder: Builder) -> tuple[Value, ...] | None:
@@ -61,7 +63,7 @@ class _Sweep:
             if isinstance(new, Value):
                 if self.may_become(op.results[0], new):
                     return (new,)
-            elif new is not None:
+            elif new is not None and not self.written.intersection(new.operands()):
                 return self.again(replace(new, results=op.results))
         return None
 
@@ -91,6 +93,8 @@ class _Sweep:
 
     def note(self, op: Op) -> None:
         self.made.update(dict.fromkeys(op.results, op))
+        if isinstance(op, Write):
+            self.written.add(op.dst)
 
 
 Rule = Callable[[_Sweep, Op], Op | Value | None]

@@ -120,7 +120,8 @@ def where(condition: Term, x: Arg, y: Arg) -> Term:
 
 
 def clamp(x: Term, low: Arg, high: Arg) -> Term:
-    return minimum(maximum(x, low), high)
+    """`x` within two numbers; a zero equal to one of them keeps its sign."""
+    return minimum(high, maximum(low, x))
 
 
 def isnan(x: Term) -> Term:

@@ -224,12 +224,13 @@ def round_decimals(e: Emit, x: Value, decimals: int) -> Value:
 
 
 def bounded(e: Emit, x: Value, low: Operand | None, high: Operand | None = None) -> Value:
-    """NaN stays, and the upper bound wins."""
+    """NaN stays, and the upper bound wins; a zero equal to a number keeps its sign."""
     a = e.expand(e.operand(x, e.dtype), e.shape)
     for fn, bools, bound in (("max", "or", low), ("min", "and", high)):
         if bound is not None:
             name = bools if e.dtype is BOOL else fn
-            a = e.map(name, a, *e.expanded(e.shape, e.operand(bound, e.dtype)))
+            (b,) = e.expanded(e.shape, e.operand(bound, e.dtype))
+            a = e.map(name, *((a, b) if isinstance(bound, Value) else (b, a)))
     return e.finish(a)
 
 
