@@ -93,11 +93,17 @@ class Op:
         return known
 
     def blocks(self) -> tuple[Block, ...]:
-        return tuple(x for _, x in attributes(self) if isinstance(x, Block))
+        known = self.__dict__.get("_blocks")
+        if known is None:
+            known = self.__dict__["_blocks"] = tuple(
+                x for _, x in attributes(self) if isinstance(x, Block))
+        return known
 
     def map(self: AnyOp, values: Mapping[Value, Value],
             block: Callable[[Block], Block] | None = None) -> AnyOp:
         """This op with operands (and blocks) replaced; the same object when nothing changes."""
+        if values.keys().isdisjoint(self.operands()) and not (block and self.blocks()):
+            return self
         changes = {}
         for name, old in attributes(self):
             new = block(old) if isinstance(old, Block) and block else _substitute(old, values)

@@ -5,8 +5,9 @@
 
 A period is searched on what each op is (class, attributes, result types) without its operands;
 the layer is cut where only the residual stream crosses: values that several ops of the next layer
-read, which fusion would store anyway. So the kernels are those of the whole program, and every
-pass until `inline_applies`, after fusion, sees one layer only. Near linear in the number of ops.
+read, which fusion would store anyway. So the kernels are those of the whole program, but that the
+first layer does not take in the embedding, which would make it another one; and every pass until
+`inline_applies`, after fusion, sees one layer only. Near linear in the number of ops.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from rung.core import origins, trace
-from rung.core.op import Effect, Func, Names, Op, Value, attributes, names_of, uses
+from rung.core.op import Effect, Func, Names, Op, Value, attributes, names_of
 from rung.core.ops import Const
 from rung.core.rewrite import substitute
 from rung.program.ir import Apply, Module, Return
@@ -42,10 +43,11 @@ def outline(program: Func) -> Module:
     """The program with each run of equal layers as applications of one program."""
     main, layers = program, list[Func]()
     for _ in range(4):
-        run = _find(main)
+        reads = _reads(main.body.ops)
+        run = _find(reads)
         if run is None:
             break
-        main, layer = _outlined(main, run, f"layer{len(layers)}")
+        main, layer = _outlined(main, reads, run, f"layer{len(layers)}")
         layers.append(layer)
     return Module((main, *layers))
 
@@ -78,14 +80,50 @@ def _inlined(call: Apply, layer: Func, names: Names) -> Iterator[Op]:
 
 # --- the search
 
-def _find(program: Func) -> Run | None:
+@dataclass(frozen=True)
+class _Reads:
+    """Which op makes and which ops read each value, by number."""
+
+    ops: Sequence[Op]
+    maker: dict[Value, int]
+    readers: dict[Value, list[int]]
+
+    def inputs(self, segment: range) -> list[Value]:
+        """What a segment reads from outside, constants apart, in order of first use."""
+        read = (v for n in segment for v in self.ops[n].operands())
+        return list(dict.fromkeys(v for v in read if self.maker.get(v, -1) not in segment
+                                  and not (v in self.maker and self.is_constant(v))))
+
+    def is_constant(self, v: Value) -> bool:
+        return isinstance(self.ops[self.maker[v]], Const)
+
+    def outputs(self, segment: range) -> list[Value]:
+        """What others read of a segment's results, in order."""
+        return [r for n in segment for r in self.ops[n].results
+                if any(at not in segment for at in self.readers.get(r, ()))]
+
+    def crossing(self, segment: range) -> list[Value]:
+        """What the next segment reads of this one's results."""
+        after = range(segment.stop, segment.stop + len(segment))
+        return [r for n in segment for r in self.ops[n].results
+                if any(at in after for at in self.readers.get(r, ()))]
+
+
+def _reads(ops: Sequence[Op]) -> _Reads:
+    readers: dict[Value, list[int]] = {}
+    for n, op in enumerate(ops):
+        for v in op.operands():
+            readers.setdefault(v, []).append(n)
+    return _Reads(ops, {r: n for n, op in enumerate(ops) for r in op.results}, readers)
+
+
+def _find(reads: _Reads) -> Run | None:
     """The run that covers most ops, cut where it does not change fusion."""
-    ops = program.body.ops
-    marks = _marks(ops)
+    marks = _marks(reads.ops)
     best: Run | None = None
     for period in _periods(marks):
         for start, length in _stretches(marks, period):
-            run = _cut(program, start, length + period, period)
+            run = _cut(reads, start, length + period, period)
             if run and (best is None or run.count * run.period > best.count * best.period):
                 best = run
     return best
@@ -136,80 +174,59 @@ def _stretches(marks: Sequence[int], period: int) -> Iterator[tuple[int, int]]:
             start = None
 
 
-def _cut(program: Func, start: int, length: int, period: int) -> Run | None:
+def _cut(reads: _Reads, start: int, length: int, period: int) -> Run | None:
     """The best place of the segments' borders in a stretch; None where each changes fusion."""
-    readers = uses(program.body)
-    place = {id(op): n for n, op in enumerate(program.body.ops)}
-    maker = {r: n for n, op in enumerate(program.body.ops) for r in op.results}
     found: list[tuple[int, int]] = []
     for shift in range(min(period, length - 2 * period + 1)):
         border = start + shift + period
-        crossing = [v for v, n in maker.items() if border - period <= n < border
-                    and any(border <= place[id(r)] < border + period
-                            for r in readers.get(v, ()) if id(r) in place)]
-        shared = all(len(readers[v]) > 1 for v in crossing)
-        if shared and crossing and max(maker[v] for v in crossing) == border - 1:
+        crossing = reads.crossing(range(border - period, border))
+        shared = all(len(reads.readers[v]) > 1 for v in crossing)
+        if shared and crossing and reads.maker[crossing[-1]] == border - 1:
             found.append((len(crossing), shift))
     for _, shift in sorted(found):
-        run = _same_flow(program, Run(start + shift, period, (length - shift) // period), maker)
+        run = _same_flow(reads, Run(start + shift, period, (length - shift) // period))
         if run is not None:
             return run
     trace.emit("declined", "outline", f"period {period}", "no border leaves fusion unchanged")
     return None
 
 
-def _same_flow(program: Func, run: Run, maker: dict[Value, int]) -> Run | None:
+def _same_flow(reads: _Reads, run: Run) -> Run | None:
     """The longest part of `run` whose segments connect their ops in the same way."""
-    ops = program.body.ops
-    flows = [_flow(program, run.segment(n), maker) for n in range(run.count)]
     first = 0
-    if run.count > 2 and any(v in maker and maker[v] < run.start
-                             for v in _inputs(ops, run.segment(0), maker)):
-        first = 1  # what comes before may fuse into the first layer
+    if run.count > 2 and any(v in reads.maker and len(reads.readers[v]) == 1
+                             for v in reads.inputs(run.segment(0))):
+        first = 1  # what comes before fuses into the first layer
+    flow = _flow(reads, run.segment(first))
     end = first + 1
-    while end < run.count and flows[end] == flows[first]:
+    while end < run.count and _flow(reads, run.segment(end)) == flow:
         end += 1
     if end - first < 2:
         return None
     return Run(run.start + first * run.period, run.period, end - first)
 
 
-def _flow(program: Func, segment: range, maker: dict[Value, int]) -> Hashable:
+def _flow(reads: _Reads, segment: range) -> Hashable:
     """How the ops of a segment read each other and the outside, and what the outside reads."""
-    ops = program.body.ops
-    outside = {v: n for n, v in enumerate(_inputs(ops, segment, maker))}
+    ops = reads.ops
+    outside = {v: n for n, v in enumerate(reads.inputs(segment))}
 
     def place(v: Value) -> Hashable:
         if v in outside:
             return outside[v], str(v.type)
-        at = maker[v]
+        at = reads.maker[v]
         return (at - segment.start, ops[at].results.index(v)) if at in segment else v
 
-    reads = tuple(tuple(place(v) for v in ops[n].operands()) for n in segment)
-    return reads, tuple(place(v) for v in _outputs(program, segment))
-
-
-def _inputs(ops: Sequence[Op], segment: range, maker: dict[Value, int]) -> list[Value]:
-    """What a segment reads from outside, constants apart, in order of first use."""
-    read = (v for n in segment for v in ops[n].operands())
-    return list(dict.fromkeys(v for v in read if maker.get(v, -1) not in segment
-                              and not (v in maker and isinstance(ops[maker[v]], Const))))
-
-
-def _outputs(program: Func, segment: range) -> list[Value]:
-    """What others read of a segment's results, in order."""
-    ops = program.body.ops
-    rest = {v for n, op in enumerate(ops) if n not in segment for v in op.operands()}
-    return [r for n in segment for r in ops[n].results if r in rest]
+    inside = tuple(tuple(place(v) for v in ops[n].operands()) for n in segment)
+    return inside, tuple(place(v) for v in reads.outputs(segment))
 
 
 # --- the rewrite
 
-def _outlined(main: Func, run: Run, name: str) -> tuple[Func, Func]:
-    ops = main.body.ops
-    maker = {r: n for n, op in enumerate(ops) for r in op.results}
+def _outlined(main: Func, reads: _Reads, run: Run, name: str) -> tuple[Func, Func]:
+    ops, maker = reads.ops, reads.maker
     first = run.segment(0)
-    given, given_back = _inputs(ops, first, maker), _outputs(main, first)
+    given, given_back = reads.inputs(first), reads.outputs(first)
     params = {v: Value(v.name, v.type) for v in given}
     read = {v for n in first for v in ops[n].operands()}
     constants = [ops[maker[v]] for v in read if v in maker and maker[v] not in first
@@ -220,8 +237,8 @@ def _outlined(main: Func, run: Run, name: str) -> tuple[Func, Func]:
     calls = []
     for n in range(run.count):
         segment = run.segment(n)
-        outs = tuple(_outputs(main, segment))
-        calls.append(Apply(name, tuple(_inputs(ops, segment, maker)),
+        outs = tuple(reads.outputs(segment))
+        calls.append(Apply(name, tuple(reads.inputs(segment)),
                            tuple(v.type for v in outs), results=outs))
     end = run.segment(run.count - 1).stop
     trace.emit("fired", "outline", name, f"{run.count} layers of {run.period} ops")
