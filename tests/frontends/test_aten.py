@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -174,7 +175,19 @@ def composites() -> list[Case]:
                 for named in ({}, {"is_causal": True}, {"attn_mask": mask}, {"scale": 0.3})]
         out += [case("_scaled_dot_product_flash_attention_for_cpu", tame((2, 6, 4, 8), d), k, v,
                      attn_mask=mask, close=99)]  # two query heads share a key
+        out += [gradients_of(q / 4, k / 4, v / 4, causal, **named) for causal, named in (
+            (False, {}), (True, {}), (False, {"attn_mask": mask}), (False, {"scale": 0.3}))]
+        out += [gradients_of(tame((2, 6, 4, 8), d) / 4, k / 4, v / 4, False, attn_mask=mask)]
     return [*out, case("_softmax", tame(()), 0, False), case("_softmax", data((2, 0)), 1, False)]
+
+
+def gradients_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, **named: Any
+                 ) -> Case:
+    """The backward pass of an attention, whose results it reads."""
+    name = "_scaled_dot_product_flash_attention_for_cpu"
+    kept = getattr(torch.ops.aten, name)(q, k, v, 0.0, causal, **named)
+    return case(f"{name}_backward", tame(tuple(q.shape), q.dtype, 9) / 4, q, k, v, *kept, 0.0,
+                causal, close=99, **named)
 
 
 def norms() -> list[Case]:
@@ -209,7 +222,8 @@ def batches(d: torch.dtype) -> list[Case]:
                 case("_native_batch_norm_legit.no_stats", x, w, None, True, 0.1, 1e-5, close=64)]
         sizes, kept = (shape[0], 6, math.prod(shape[2:])), tame((shape[0], 3), d).abs()
         out += [case("native_group_norm_backward", g, x, kept, kept, w, *sizes, 3, [True] * 3,
-                     close=99)]
+                     close=99), case("native_group_norm", x, w, None, *sizes, 3, 1e-5, close=64),
+                case("native_group_norm", x, None, b, *sizes, 2, 1e-5, close=64)]
     return out
 
 

@@ -34,6 +34,12 @@ def scans() -> list[Case]:
         out += [case(name, data((3, 1, 5)), dim) for dim in (0, 1, 2)]
         out += [case(name, data((4, 6)), 1, dtype=d) for d in (F64, BF16, I32)]
         out += [case(name, data(()), 0), case(name, data((0, 3)), 0), case(name, data((3, 0)), 1)]
+    for name in ("cummax", "cummin"):  # zeros may have either sign
+        out += [case(name, data((6, 7), d), dim, close=1)
+                for d in (F32, F64, BF16, I64, I32, I8) for dim in (0, -1)]
+        out += [case(name, data((3, 1, 5)), 1, close=1), case(name, data((3, 0)), 1),
+                case(name, data(()), 0, lowers=False), case(name, data((6,), BOOL), 0,
+                                                            lowers=False)]
     return out
 
 
@@ -56,6 +62,8 @@ FUNCTIONS: dict[str, Fn] = {
     "triangle": lambda x: torch.tril(torch.cumsum(x, 1)),
     "part": lambda x: torch.cumsum(x, 1)[:, 3:] * 2,
     "backwards": lambda x: torch.cumsum(x.flip(1), 1).flip(1),
+    "highest": lambda x: torch.cummax((x * 4).round(), 1)[0],
+    "where lowest": lambda x: torch.cummin((x * 4).round(), 0)[1],
     "places": lambda x: torch.cumsum(x > 0, 0) - 1,
 }
 

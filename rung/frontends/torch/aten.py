@@ -25,6 +25,7 @@ from rung.core.rewrite import dead_code
 from rung.core.scalar import SCALARS
 from rung.core.types import DTYPES, F32, F64, TensorType, Type, dtype_of
 from rung.frontends.torch.activations import ACTIVATIONS
+from rung.frontends.torch.attention import ATTENTION
 from rung.frontends.torch.calls import bind, overload, schema_of
 from rung.frontends.torch.emit import Emit
 from rung.frontends.torch.functions import FUNCTIONS
@@ -56,9 +57,9 @@ def target_of(schema: str) -> str:
 
 
 TABLE: dict[str, Entry] = {
-    target_of(schema): Entry(schema, build, entries in (COMPOSITES, NORMS))
+    target_of(schema): Entry(schema, build, entries in (COMPOSITES, NORMS, ATTENTION))
     for entries in (POINTWISE, FUNCTIONS, ACTIVATIONS, VIEWS, MOVES, REDUCTIONS, COMPOSITES, NORMS,
-                    INDEXING)
+                    ATTENTION, INDEXING)
     for schema, build in entries.items()}
 
 

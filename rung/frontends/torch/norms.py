@@ -1,4 +1,4 @@
-"""Table of the norms: layer, RMS and batch norm, their backward, and that of group norm."""
+"""Table of the norms: layer, RMS, batch and group norm, and their backward."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ def grouped(e: Emit, x: Value, groups: int) -> Value:
     """[N, C, ..] as [N, groups, C / groups, ..], in the computing type."""
     rows, width, *rest = shape_of(x)
     return e.reshape(e.operand(x, dtype_of(x.type)),
-                     (rows, Expr.of(groups), width // groups, product(rest)))
+                     (rows, Expr.of(groups), width // groups, *rest))
 
 
 def by_group(e: Emit, v: Value, like: Value, per_row: bool) -> Value:
@@ -245,6 +245,22 @@ def group_affine(e: Emit, x: Value, weight: Value | None, bias: Value | None) ->
     return x
 
 
+def group_norm(e: Emit, x: Value, weight: Value | None, bias: Value | None, n: object, c: object,
+               hxw: object, groups: int, eps: float) -> tuple[Value, ...]:
+    """(y, mean, 1 / sqrt(var + eps)), the latter two of each group."""
+    alike(x, weight, bias)
+    a = grouped(e, x, groups)
+    shape, axes = shape_of(a), range(2, len(shape_of(a)))
+    wide = widened(e, a, axes)
+    centre = e.mean(wide, axes, keep=True)
+    apart = e.map("sub", wide, e.expand(centre, shape))
+    spread = e.mean(e.map("mul", apart, apart), axes, keep=True)
+    stats = [e.value(v, dtype_of(a.type)) for v in (centre, inverse_deviation(e, spread, eps))]
+    y = group_affine(e, normal(e, a, *stats), weight, bias)
+    kept = (e.finish(e.reshape(v, shape[:2]), n) for n, v in enumerate(stats, 1))
+    return e.finish(e.reshape(y, shape_of(x))), *kept
+
+
 def group_norm_backward(e: Emit, grad: Value, x: Value, mean: Value, scale: Value,
                         weight: Value | None, n: object, c: object, hxw: object, groups: int,
                         wanted: Sequence[bool]) -> tuple[Value, ...]:
@@ -253,14 +269,16 @@ def group_norm_backward(e: Emit, grad: Value, x: Value, mean: Value, scale: Valu
     g, a = grouped(e, grad, groups), grouped(e, x, groups)
     factor = by_group(e, scale, a, per_row=True)
     hat = e.map("mul", e.map("sub", a, by_group(e, mean, a, per_row=True)), factor)
+    axes = range(2, len(shape_of(a)))
 
     def along_channels(v: Value) -> Value:
-        sums = e.reduce("add", widened(e, v, (0, 3)), (0, 3))
+        others = (0, *axes[1:])
+        sums = e.reduce("add", widened(e, v, others), others)
         return e.reshape(sums, (product(shape_of(sums)),))
 
     return _given(e, wanted, (
         lambda: e.reshape(norm_backward(e, group_affine(e, g, weight, None), hat, factor,
-                                        (2, 3)), shape_of(x)),
+                                        axes), shape_of(x)),
         lambda: along_channels(e.map("mul", g, hat)), lambda: along_channels(g)))
 
 
@@ -285,6 +303,8 @@ NORMS: dict[str, Build] = {
     "aten::native_batch_norm_backward(Tensor grad_out, Tensor input, Tensor? weight, "
     "Tensor? running_mean, Tensor? running_var, Tensor? save_mean, Tensor? save_invstd, "
     f"bool train, float eps, bool[3] output_mask) {THREE}": batch_norm_backward,
+    "aten::native_group_norm(Tensor input, Tensor? weight, Tensor? bias, "
+    f"{GROUPS}, float eps) {THREE}": group_norm,
     "aten::native_group_norm_backward(Tensor grad_out, Tensor input, Tensor mean, Tensor rstd, "
     f"Tensor? weight, {GROUPS}, bool[3] output_mask) {THREE}": group_norm_backward,
 }

@@ -6,11 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 
 from rung.core.errors import Unsupported
-from rung.core.expr import ZERO, Expr
 from rung.core.op import Value
-from rung.core.ops import Cast
 from rung.core.types import BOOL, F32, F64, I32, I64, dtype_of
-from rung.frontends.torch.emit import Emit, Number, axis_exprs, dimension
+from rung.frontends.torch.emit import Emit, Number, dimension
 from rung.frontends.torch.shapes import product
 from rung.tensor.ir import Contract, Full, Scan, shape_of
 
@@ -80,17 +78,33 @@ def both_extremes(e: Emit, x: Value, dim: int | None, keep: bool) -> tuple[Value
     return extreme("min")(e, x, dim, keep), extreme("max")(e, x, dim, keep)
 
 
+def hits(e: Emit, a: Value, best: Value) -> Value:
+    """Where `a` is `best`, or a NaN."""
+    hit = e.map("eq", a, best)
+    return e.map("or", hit, e.map("ne", a, a)) if dtype_of(a.type).is_float else hit
+
+
 def first_of(e: Emit, a: Value, best: Value, axis: int) -> Value:
     """Where along `axis` the first NaN stands, else the first that is `best`; `axis` stays."""
     size = shape_of(a)[axis]
     narrow = size.const_value is not None and size.const_value < 1 << 31
     dtype = I32 if narrow else I64
-    hit = e.map("eq", a, e.expand(best, shape_of(a)))
-    if dtype_of(a.type).is_float:
-        hit = e.map("or", hit, e.map("ne", a, a))
+    hit = hits(e, a, e.expand(best, shape_of(a)))
     places = e.value(e.positions(shape_of(a), axis), dtype)
     none = e.value((1 << dtype.bits - 1) - 1, dtype)
     return e.value(e.reduce("min", e.map("where", hit, places, none), (axis,), keep=True), I64)
+
+
+def running_extreme(monoid: str) -> Build:
+    """(the extreme so far, the last place where it stands, or a NaN)"""
+    def build(e: Emit, x: Value, dim: int) -> tuple[Value, Value]:
+        if e.dtype is BOOL or not shape_of(x):
+            raise Unsupported("a running extreme of bools, or of a scalar")
+        a, axis = e.operand(x, e.dtype), dimension(dim, len(e.shape))
+        best = e.op(Scan(monoid, a, axis, dtype_of(a.type)))
+        places = e.map("where", hits(e, a, best), e.positions(e.shape, axis), e.value(0, I64))
+        return e.finish(best), e.op(Scan("max", places, axis, I64))
+    return build
 
 
 def extreme_at(monoid: str) -> Callable[..., tuple[Value, Value]]:
@@ -269,44 +283,6 @@ def added_matmul(formula: str) -> Build:
     return build
 
 
-def per_query_head(e: Emit, x: Value, heads: Expr) -> Value:
-    """Keys or values [b,h,t,d] once for each of `heads` query heads, neighbours sharing one."""
-    batch, own, *rest = shape_of(x)
-    if heads % own is not ZERO:
-        raise Unsupported(f"{heads} query heads for {own} heads")
-    axes = axis_exprs(4)
-    return e.index(x, (batch, heads, *rest), (axes[0], axes[1] // (heads // own), *axes[2:]))
-
-
-def attention(e: Emit, q: Value, k: Value, v: Value, dropout: float, causal: bool,
-              mask: Value | None, scale: float | None) -> tuple[Value, ...]:
-    """softmax(scale q k^T + mask) v and the log-sum-exp of the scores; 0 for a row all masked."""
-    width = shape_of(q)[-1].const_value
-    if dropout or width is None:
-        raise Unsupported("attention with dropout or a head of unknown size")
-    k, v = (per_query_head(e, x, shape_of(q)[1]) for x in (k, v))
-    scores = e.map("mul", contract(e, "bhid,bhjd->bhij", q, k), scale or width ** -0.5)
-    shape = shape_of(scores)
-    if causal:
-        axes = axis_exprs(4)
-        scores = e.index(scores, shape, axes, [axes[2] - axes[3]], -math.inf)
-    if mask is not None:
-        scores = e.map("add", scores, e.expand(e.operand(mask, dtype_of(mask.type)), shape))
-    top = e.reduce("max", scores, (3,), keep=True)
-    top = e.map("where", e.map("eq", top, -math.inf), e.value(0, dtype_of(top.type)), top)
-    powers = e.map("exp", e.map("sub", scores, e.expand(top, shape)))
-    whole = e.reduce("add", powers, (3,), keep=True)
-    whole = e.map("where", e.map("eq", whole, 0), e.value(1, dtype_of(top.type)), whole)
-    weights = e.map("div", powers, e.expand(whole, shape))
-    out = e.op(Contract("add", "mul", weights, ("b", "h", "i", "j"),
-                        e.operand(v, dtype_of(v.type)), ("b", "h", "j", "d"),
-                        ("b", "h", "i", "d"), dtype_of(weights.type)))
-    sums = e.reshape(e.map("add", e.map("log", whole), top), shape[:3])
-    if e.result(1).dtype is F32 and dtype_of(sums.type) is F64:  # as torch 2.11 has it
-        sums = e.op(Cast(sums, F32))
-    return e.finish(out), e.finish(sums, 1)
-
-
 TYPED = "bool keepdim=False, *, ScalarType? dtype=None"
 REDUCTIONS: dict[str, Build] = {
     "aten::sum(Tensor self, *, ScalarType? dtype=None) -> Tensor":
@@ -316,6 +292,8 @@ REDUCTIONS: dict[str, Build] = {
     f"aten::mean.dim(Tensor self, int[1]? dim, {TYPED}) -> Tensor": mean,
     **{f"aten::{name}(Tensor self, int dim, *, ScalarType? dtype=None) -> Tensor": prefixes(monoid)
        for name, monoid in (("cumsum", "add"), ("cumprod", "mul"))},
+    **{f"aten::cum{n}(Tensor self, int dim) -> (Tensor values, Tensor indices)":
+       running_extreme(n) for n in ("max", "min")},
     "aten::amax(Tensor self, int[1] dim=[], bool keepdim=False) -> Tensor": extreme("max"),
     "aten::amin(Tensor self, int[1] dim=[], bool keepdim=False) -> Tensor": extreme("min"),
     "aten::max(Tensor self) -> Tensor": extreme("max"),
@@ -372,7 +350,4 @@ COMPOSITES: dict[str, Build] = {
     "ScalarType input_dtype) -> Tensor": softmax_backward(log=False),
     "aten::_log_softmax_backward_data(Tensor grad_output, Tensor output, int dim, "
     "ScalarType input_dtype) -> Tensor": softmax_backward(log=True),
-    "aten::_scaled_dot_product_flash_attention_for_cpu(Tensor query, Tensor key, Tensor value, "
-    "float dropout_p=0., bool is_causal=False, *, Tensor? attn_mask=None, float? scale=None) "
-    "-> (Tensor output, Tensor logsumexp)": attention,
 }

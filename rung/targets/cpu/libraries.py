@@ -8,9 +8,11 @@ bf16 matrix at a third of the bandwidth.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 
 import torch
 
+from rung.core.expr import Expr
 from rung.core.machine import Machine
 from rung.core.op import Func
 from rung.core.types import BF16, F32, TensorType, Type
@@ -55,15 +57,28 @@ LIBRARIES = (Library("aten.matmul", _fits_aten, _seconds(0.40)),
 
 
 ATTENTION = "aten._scaled_dot_product_flash_attention_for_cpu.default"
+ATTENTION_BACKWARD = "aten._scaled_dot_product_flash_attention_for_cpu_backward.default"
+GROUP_NORM = "aten.native_group_norm.default"
 QUERIES = 8  # from as many on, ATen's attention took 0.3 to 0.7 of the time of our own kernel
+HALF_QUERIES = 256  # below, ATen's backward of bf16 took 1.5 to 5 times ours; else 0.5 to 1.1
+ELEMENTS = 1 << 13  # from as many on, ATen's group norm took 0.5 to 0.9 of the time of ours
 
 
 def keeps_call(call: str, operands: Sequence[Type], hints: Mapping[str, int]) -> bool:
     """Whether an ATen call, which could be opened, is faster as it is: attention of many queries,
-    which ATen computes in blocks, without the tiles that a causal mask hides."""
-    query = operands[0] if operands else None
-    return (call == ATTENTION and isinstance(query, TensorType)
-            and known(query.shape[-2], hints) >= QUERIES)
+    which ATen computes in blocks, without the tiles that a causal mask hides, its backward, and
+    group norm of more than a cache's worth, which it reads once less."""
+    first = operands[0] if operands else None
+    if not isinstance(first, TensorType):
+        return False
+    if call == GROUP_NORM:
+        return known(prod(first.shape, start=Expr.of(1)), hints) >= ELEMENTS
+    if call not in (ATTENTION, ATTENTION_BACKWARD):
+        return False
+    queries = known(first.shape[-2], hints)
+    if call == ATTENTION:
+        return queries >= QUERIES
+    return first.dtype != BF16 or queries >= HALF_QUERIES
 
 
 def _whole(at: Mapping[str, torch.Tensor], x: Operand) -> torch.Tensor:
