@@ -101,6 +101,8 @@ VALUES: Rows = {
     "xor with itself": (lambda x: torch.atan2(*2 * [((x != 0) ^ (x != 0)).float()]), odd),
     "rows without a number": (lambda x: (torch.softmax(x, -1), torch.logsumexp(x, -1)), lambda: [
         torch.full((2, 9), -INF)]),
+    "products of softmaxes": (lambda x: 1 - F.linear(x.softmax(1), x.softmax(1)) / 8, lambda: [
+        torch.randn(32, 2, dtype=torch.float64)]),
     "tied extremes": (lambda x: (x.amax(-1), x.max(), x.aminmax(dim=0)), lambda: [
         torch.ones(3, 4, requires_grad=True)]),
     "long constants": (lambda x: x * 3.141592653589793 + 1e-17, lambda: [
@@ -198,6 +200,11 @@ def _copies(x: torch.Tensor) -> Any:
     return whole, turned, window, x.t(), x.clone()
 
 
+def _filled_wide(x: torch.Tensor) -> Any:
+    """What AOTAutograd would sum over the rows of the wide view."""
+    return x.expand(3, *x.shape).fill_(0.5) * 2
+
+
 def _own_flip(x: torch.Tensor) -> Any:
     y = torch.zeros_like(x)
     y[1:3] = x[1:3]
@@ -210,6 +217,7 @@ MEMORY: Rows = {
     "copies before an update": (_copies, lambda: [torch.randn(4, 3)]),
     "padded, channels last, before an update": (_padded, lambda: [
         torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)]),
+    "written through elements that share memory": (_filled_wide, lambda: [torch.randn(4)]),
     "views of copies": (lambda x: (x.clone().t(), x.clone().as_strided((2,), (2,)), x.t()),
         lambda: [torch.randn(4, 3)]),
     "read before it is written": (_before, lambda: [torch.ones(4, 3)]),

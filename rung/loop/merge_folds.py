@@ -13,7 +13,7 @@ Whether merging pays is the caller's question: on a CPU, keeping e in L1 is fast
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rung.core.op import Func, Op, Value
@@ -33,6 +33,10 @@ class Group:
     sums: list[Fold] = field(default_factory=list)
     weighted: list[tuple[Op, Value, bool]] = field(default_factory=list)  # True: divided by s
 
+    def inputs(self) -> list[Value]:
+        """What the merged fold reads."""
+        return [self.top.args[0], *(v for _, v, _ in self.weighted)]
+
 
 def can_merge(kernel: Func, top: Op, total: Op) -> Reason | None:
     """Why fold `total` cannot join fold `top`; None is the proof that it can."""
@@ -49,14 +53,15 @@ def can_merge(kernel: Func, top: Op, total: Op) -> Reason | None:
 def merge(kernel: Func) -> Func:
     """`kernel` with every maximum, its sums and weighted sums as one fold each."""
     made = {r: op for op in kernel.body.ops for r in op.results}
-    groups = [g for op in kernel.body.ops if (g := _group(kernel, made, op)) is not None]
-    if not groups:
+    by_value: dict[Value, Group] = {}
+    for op in kernel.body.ops:
+        if (group := _group(kernel, made, op, by_value)) is not None:
+            by_value |= dict.fromkeys(_values(group), group)
+    if not by_value:
         return kernel
     buffers = (*kernel.params, *kernel.outs)
     out = Emitter(extents_of(kernel), [v.name for v in buffers])
-    copier = _Merging(out, values={v: v for v in buffers}, made=made)
-    for group in groups:
-        copier.by_value |= {v: group for v in _values(group)}
+    copier = _Merging(out, values={v: v for v in buffers}, made=made, by_value=by_value)
     for op in kernel.body.ops:
         if isinstance(op, Store):
             for value in op.operands():
@@ -65,18 +70,20 @@ def merge(kernel: Func) -> Func:
     return out.kernel(kernel.name, kernel.params, kernel.outs)
 
 
-def _group(kernel: Func, made: Made, top: Op) -> Group | None:
-    """All that joins the maximum `top`; None where nothing does."""
+def _group(kernel: Func, made: Made, top: Op, others: Mapping[Value, Group]) -> Group | None:
+    """All that joins the maximum `top`, beside the groups that there are; None for nothing."""
     if not (isinstance(top, Fold) and top.carrier == "max"):
         return None
     sums = [op for op in kernel.body.ops
             if isinstance(op, Fold) and can_merge(kernel, top, op) is None]
-    if not sums:
-        return None
     group = Group(top, sums[:1])
+    if not sums or _needs(made, top.args[0], group, others):
+        return None
     for op in kernel.body.ops:
+        if group.weighted:  # `attend` carries one weighted sum
+            break
         found = _weighted(made, op, group)
-        if found is not None and not group.weighted:  # `attend` carries one weighted sum
+        if found and not _needs(made, found[1], group, others):
             group.weighted.append(found)
     return group
 
@@ -94,8 +101,6 @@ def _weighted(made: Made, op: Op, group: Group) -> tuple[Op, Value, bool] | None
         case _:
             return None
     for weight, value in pairs:
-        if _depends(made, value, group.top.result):
-            continue
         if _is_shifted(made, weight, group.top):
             return op, value, False
         match made.get(weight):
@@ -115,13 +120,21 @@ def _is_shifted(made: Made, e: Value, top: Fold) -> bool:
     return False
 
 
-def _depends(made: Made, value: Value, on: Value) -> bool:
-    op = made.get(value)
-    return value is on or (op is not None and any(_depends(made, v, on) for v in op.operands()))
+def _needs(made: Made, value: Value, group: Group, others: Mapping[Value, Group]) -> bool:
+    """Whether `value` is known only after the group's fold, directly or through other groups."""
+    goals, seen, waiting = set(_values(group)), set[Value](), [value]
+    while waiting:
+        v = waiting.pop()
+        if v in goals:
+            return True
+        if v not in seen and (op := made.get(v)):
+            waiting += others[v].inputs() if v in others else op.operands()
+        seen.add(v)
+    return False
 
 
 def _values(group: Group) -> Sequence[Value]:
-    return (group.top.result, group.sums[0].result, *(op.results[0] for op, *_ in group.weighted))
+    return (group.top.result, *(s.result for s in group.sums), *(op.results[0] for op, *_ in group.weighted))
 
 
 @dataclass
@@ -143,7 +156,7 @@ class _Merging(Copier):
         self.op(op)
 
     def fold(self, group: Group) -> None:
-        inputs = [group.top.args[0], *(v for _, v, _ in group.weighted)]
+        inputs = group.inputs()
         for v in inputs:
             self.want(v)
         top = group.top

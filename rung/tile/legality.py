@@ -367,15 +367,15 @@ class _Check:
         return run
 
     def _reads(self, s: Stmt, q: Stmt) -> None:
-        name = q.op.results[0].name
-        place = self.mapping.placed(name)
         if self.route.visible(q, s):
             return
-        path = self.route.paths[id(s)]
-        if place is None:
-            refuse(f"{name} is read in a later loop than the one that computes it: place it")
-        if self._inside(path, find_split(place, self.nest)) != self._placed_run(q, name):
-            refuse(f"{name} is read outside of {place.axis}.{place.level}, where it is placed")
+        path, read = self.route.paths[id(s)], {v for op in self.ops for v in op.operands()}
+        for name in (v.name for v in q.op.results if v in read):
+            place = self.mapping.placed(name)
+            if place is None:
+                refuse(f"{name} is read in a later loop than the one that computes it: place it")
+            if self._inside(path, find_split(place, self.nest)) != self._placed_run(q, name):
+                refuse(f"{name} is read outside of {place.axis}.{place.level}, where it is placed")
 
     # ---- budgets
     def budget(self) -> None:

@@ -127,6 +127,8 @@ CASES: list[tuple[Machine, str, dict[str, int | str], str, str]] = [
     (AVX512, "tally", {"M": 4, "N": 64, "L": 4}, "i: core *\nj: seq *", "steps on core may meet"),
     (AVX512, "tally", {"M": 4, "N": 64, "L": 4}, "i: seq *\nj: l1 *, simd 16\n"
      "place y in l1 at i.seq", "no tile of it is known"),
+    (SM90, "online", {"H": 3, "G": 1, "D": 16, "L": 32}, "h: seq *\ne: grid *, pipe 1, thread 8\n"
+     "t: unroll *\nplace l in shared at e.pipe", "l is read outside of e.pipe"),
     (TOY, "tally", {"M": 4, "N": 64, "L": 4}, "i: seq *\nj: seq *, lane 16",
      "no tile of it is known"),
     (AVX512, "share", {"M": 4, "N": 64}, "j: l1 *\ni: seq *",

@@ -18,13 +18,14 @@ import torch
 from torch import fx
 
 from rung.core import trace
-from rung.core.errors import LoweringError, RungError
+from rung.core.errors import LoweringError, RungError, Unsupported
 from rung.core.expr import Expr
 from rung.core.op import Value
 from rung.core.options import MODES, Options
 from rung.core.types import INDEX
 from rung.frontends.torch import compat
 from rung.frontends.torch.double_backward import differentiable
+from rung.frontends.torch.faults import overlapping_write
 from rung.frontends.torch.importer import Imported, import_graph
 from rung.frontends.torch.telling import told
 from rung.targets.base import TARGETS
@@ -46,6 +47,9 @@ def rung(gm: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | None 
     chosen = Options.of(given | dict(options or {}), tuple(TARGETS))
     if why := MODES[chosen.mode]:
         _warn_once(f"mode {chosen.mode!r} does what 'default' does: {why}")
+    if why := overlapping_write(gm):
+        declined(Unsupported(why), chosen)
+        return gm
     compiler, graphs = partial(compile_graph, options=chosen), list[fx.GraphModule]()
 
     def forward(graph: fx.GraphModule, inputs: Sequence[Any]) -> compat.Boxed:
@@ -80,9 +84,7 @@ def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any],
             run = compat.boxed(pipeline.verified(run, gm, imported, options))
         return run
     except RungError as error:
-        if options.strict:
-            raise
-        _fall_back(error)
+        declined(error, options)
         return as_it_is(gm)
 
 
@@ -110,7 +112,10 @@ def _own_errors() -> Iterator[None]:
         raise LoweringError(f"internal error: {type(error).__name__}: {error}") from error
 
 
-def _fall_back(error: RungError) -> None:
+def declined(error: RungError, options: Options) -> None:
+    """Tell that torch runs a graph; `strict` makes that an error."""
+    if options.strict:
+        raise error
     reason = f"{type(error).__name__}: {error}"
     trace.emit("declined", "backend", "graph", reason)
     _warn_once(f"a graph runs without rung: {reason}")

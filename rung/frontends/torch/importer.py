@@ -251,7 +251,7 @@ class _Importer:
                  for v in _leaves(val))
         values = tuple(self._value(h, t) for h, t in zip(hints, op.infer(), strict=True))
         for value in values:
-            origins.record(value, [_origin(node)])
+            origins.record(value, [origin_of(node)])
         self.ops.append(replace(op, results=values))
         self.env[node] = _like(val, iter(values))
 
@@ -339,7 +339,7 @@ FRAME = re.compile(r'File "([^"]+)", line (\d+), in [^\n]*(?:\n\s+([^\n]*))?')
 TORCH = os.path.dirname(torch.__file__)
 
 
-def _origin(node: fx.Node) -> Origin:
+def origin_of(node: fx.Node) -> Origin:
     """The node and the innermost line of the user's code that made it."""
     frames = FRAME.findall(node.meta.get("stack_trace") or "")
     own = [f for f in frames if not f[0].startswith(TORCH)] or frames

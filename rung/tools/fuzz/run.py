@@ -68,6 +68,7 @@ def fuzz(request: Request) -> tuple[str, bool]:
     lines = [f"{request.kind}: seeds {request.seed} to {done - 1}, {len(found)} wrong"]
     for x in found:
         path = Path(request.out, f"fuzz_{request.kind}_{x.seed}{x.ending}")
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(x.text)
         lines.append(f"  {x.seed}: {x.what.splitlines()[0]}; see {path}")
     return "\n".join(lines) + "\n", not found

@@ -1,0 +1,47 @@
+"""Graphs of Dynamo whose meaning AOTAutograd does not keep: they run as they are.
+
+    y = x.expand(3, 4)      eager fills x with 1, and refuses to add in place;
+    y.fill_(1)              AOTAutograd sums what was written over the rows of y: x becomes 3
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import fx
+
+from rung.frontends.torch.importer import origin_of
+
+
+def overlapping_write(gm: fx.GraphModule) -> str:
+    """What the first write to a tensor that has several elements in one place is, with the user's
+    line; "" where there is none."""
+    for module in (m for m in gm.modules() if isinstance(m, fx.GraphModule)):
+        for node in module.graph.nodes:
+            if any(map(overlaps, _written(node))):
+                at = origin_of(node)
+                return f"{at.target} writes to elements that share memory at {at.line}: {at.code}"
+    return ""
+
+
+def _written(node: fx.Node) -> Iterator[Any]:
+    """What the nodes that are overwritten by a call hold."""
+    name = str(getattr(node.target, "__name__", node.target))
+    into = [node.kwargs["out"]] if isinstance(node.kwargs.get("out"), fx.Node) else []
+    if node.op in ("call_method", "call_function") and node.args and (
+            name.endswith("_") and not name.endswith("__") or name in ("setitem", *INPLACE)):
+        into.append(node.args[0])
+    return (x.meta.get("example_value") for x in into if isinstance(x, fx.Node))
+
+
+INPLACE = {"iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor",
+           "ilshift", "irshift", "imatmul"}
+
+
+def overlaps(x: Any) -> bool:
+    """Whether two elements of a tensor certainly have one place: a stride of 0."""
+    return isinstance(x, torch.Tensor) and x.layout is torch.strided and any(
+        isinstance(step, int) and step == 0 and (not isinstance(size, int) or size > 1)
+        for size, step in zip(x.shape, x.stride(), strict=True))
