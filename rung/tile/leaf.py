@@ -54,7 +54,6 @@ class Leaf:
 
     def __init__(self, kernel: Func, mapping: Mapping, machine: Machine, nest: Nest):
         self.mapping, self.machine, self.nest = mapping, machine, nest
-        self.stores = [op for op in kernel.body.ops if isinstance(op, loop.Store)]
         self.defs = {r: op for op in kernel.body.ops for r in op.results}
         self.running: dict[Op, tuple[Value, ...]] = {}
         self.arrays: dict[Value, Stored] = {}
@@ -123,7 +122,8 @@ class Leaf:
         b, base = scope.builder, scope.env[stmt.folds].base
         if base.is_const(0):
             return made
-        store = self._carry_store(state)
+        store = stmt.waits
+        assert store is not None
         then, other = b.inner(), b.inner()
         a = self._access(store.subs, store.mask, scope.inside(then))
         old = then.one(Load(store.buf, a.subs, a.mask, 0, a.lanes, a.unroll), "t")
@@ -131,13 +131,6 @@ class Leaf:
         then.add(Yield(both))
         other.add(Yield((made,)))
         return b.one(If((base - 1,), then.block(), other.block(), types=(made.type,)), state.name)
-
-    def _carry_store(self, state: Value) -> loop.Store:
-        name = self.mapping.carried(state.name)
-        for op in self.stores:
-            if op.buf.name == name:
-                return op
-        raise LoweringError(f"{state.name} is carried in {name}, which is not stored")
 
     def finish(self, stmt: Stmt, scope: Scope) -> None:
         """End a fold: collapse its parallel accumulators into the value that readers see."""

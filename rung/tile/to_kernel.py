@@ -40,6 +40,7 @@ class Stmt:
     axes: frozenset[str]
     needs: list[Stmt] = field(default_factory=list)
     carried: frozenset[Split] = frozenset()  # outer reduced loops that it stays inside of
+    waits: loop.Store | None = None  # where the state of a fold waits between those loops
     loads: tuple[Op, ...] = ()  # what it reads from buffers, directly or through maps
     within: frozenset[Split] = frozenset()  # loops around the place where its array lives
 
@@ -423,8 +424,13 @@ def _carry(name: str, buffer: str, stmts: list[Stmt], nest: Nest) -> None:
         if s.op.buf.type.dtype != acc:
             raise MappingError(f"illegal: {buffer} holds {s.op.buf.type.dtype}, the state of "
                                f"{name} is {acc}")
+        if s.op.combine:
+            raise MappingError(f"illegal: carry {name}: {buffer} is updated where data say")
+        fold.waits = s.op
     loops = [s for s in nest.splits[fold.folds] if s.kind in LOOPS]
     outer = frozenset(loops[:-1])
+    if not readers:
+        raise MappingError(f"illegal: carry {name}: nothing stores it in {buffer}")
     fold.carried = outer
     for s in readers:
         s.carried = s.carried | outer
