@@ -134,7 +134,8 @@ def _needs(made: Made, value: Value, group: Group, others: Mapping[Value, Group]
 
 
 def _values(group: Group) -> Sequence[Value]:
-    return (group.top.result, *(s.result for s in group.sums), *(op.results[0] for op, *_ in group.weighted))
+    return (group.top.result, *(op.result for op in group.sums),
+            *(op.results[0] for op, *_ in group.weighted))
 
 
 @dataclass

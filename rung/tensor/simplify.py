@@ -104,7 +104,7 @@ Rule = Callable[[_Sweep, Op], Op | Value | None]
 def index_of_index(s: _Sweep, op: Op) -> Op | None:
     assert isinstance(op, Index)
     inner = s.made.get(op.x)
-    if not isinstance(inner, Index) or inner.x in s.written:
+    if not isinstance(inner, Index):
         return None
     if inner.mask and op.mask and _bits(inner.fill) != _bits(op.fill):
         return None

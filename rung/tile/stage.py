@@ -102,6 +102,8 @@ def tile_form(op: Access, block: Callable[[str], int | None], nest: Nest) -> For
     dims = [_dimension(op, sub, size, block, nest)
             for sub, size in zip(op.subs, op.buf.type.shape, strict=True)]
     found = [a for s in op.subs if isinstance(s, Expr) for a in s.symbols()]
+    if isinstance(op, loop.Store) and len(set(found)) < len(found):
+        raise MappingError(f"illegal: {op.buf.name} is stored along a diagonal, which is no box")
     axes = tuple(axis if found.count(axis) == 1 else "" for _, axis, _ in dims)
     return Form(tuple(n for n, _, _ in dims), axes, tuple(whole for _, _, whole in dims))
 
@@ -129,8 +131,13 @@ def _dimension(op: Access, sub: Sub, size: Expr, block: Callable[[str], int | No
     factors = {a: sub.coefficient(a) for a in axes}
     steps = [f.const_value if f is not None else None for f in factors.values()]
     exact = len(axes) == 1 and steps == [1] and not op.mask
-    if len(axes) == 1 and steps == [1] and sub.without(axes[0]).is_const(0):
-        return length(axes[0]), axes[0] if exact else "", whole
+    stored = isinstance(op, loop.Store)
+    if len(axes) == 1 and steps == [1]:
+        begins = sub.without(axes[0]).is_const(0)
+        if begins or stored:
+            return length(axes[0]), axes[0] if exact else "", whole and begins
+    if stored and not _fills(sub, axes, nest, None if whole else length):
+        raise refuse("there are places in its box that it does not store to")
     if whole:
         if size.const_value is None:
             raise refuse("its size is symbolic")
@@ -141,6 +148,20 @@ def _dimension(op: Access, sub: Sub, size: Expr, block: Callable[[str], int | No
         raise refuse("it does not run forward from its corner")
     reach = sum((s or 0) * (length(a) - 1) for a, s in zip(axes, steps, strict=True))
     return 1 + reach, axes[0] if exact else "", False
+
+
+def _fills(sub: Expr, axes: Sequence[str], nest: Nest, length: Callable[[str], int] | None
+           ) -> bool:
+    """Whether a store along several axes, in blocks of some `length` or whole, leaves no gaps."""
+    extents = [length(a) if length else nest.extents[a].const_value for a in axes]
+    factors = [sub.coefficient(a) for a in axes]
+    steps = [f.const_value if f is not None else None for f in factors]
+    covered = 1  # elements that the axes so far cover: the step of the next one
+    for step, n in sorted((step or 0, n or 0) for step, n in zip(steps, extents, strict=True)):
+        if step != covered:
+            return False
+        covered *= n
+    return True
 
 
 class Stage:

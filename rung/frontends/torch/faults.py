@@ -31,7 +31,7 @@ def _written(node: fx.Node) -> Iterator[Any]:
     name = str(getattr(node.target, "__name__", node.target))
     into = [node.kwargs["out"]] if isinstance(node.kwargs.get("out"), fx.Node) else []
     if node.op in ("call_method", "call_function") and node.args and (
-            name.endswith("_") and not name.endswith("__") or name in ("setitem", *INPLACE)):
+            (name.endswith("_") and not name.endswith("__")) or name in ("setitem", *INPLACE)):
         into.append(node.args[0])
     return (x.meta.get("example_value") for x in into if isinstance(x, fx.Node))
 

@@ -40,6 +40,13 @@ kernel relu_mm(x: T[{M},{K}], bias: T[{K}], w: T[{K},{N}]) -> y: T[{M},{N}]
   mm = contract add mul a, F(w[k,j]) over k {K} : f32 over i,j acc f32
   y[i,j] = T(relu(mm))
 """,
+    "headed": """
+kernel headed(head: T[3,{N}], x: T[{M},{K}], w: T[{N},{K}]) -> y: T[{tall},{N}]
+  axes h 3, i {M}, j {N}, k {K}
+  y[h,j] = head[h,j]
+  mm = contract add mul F(x[i,k]), F(w[j,k]) over k {K} : f32 over i,j acc f32
+  y[i+3,j] = T(mm)
+""",
     "softmax": """
 kernel softmax(x: T[{M},{N}]) -> y: T[{M},{N}]
   m = fold max F(x[i,j]) over j {N} : f32 over i acc f32
@@ -111,8 +118,8 @@ def kernel(name: str, dtype: str = "f32", mapping: str = "", machine: str = "cpu
         text = text.replace(word, meaning)
     text = text.replace("F(", "(" if wide else "f32(").replace(
         " T(", " (" if wide else f" {dtype}(").replace("T[", f"{dtype}[")
-    half = sizes["D"] // 2 if isinstance(sizes.get("D"), int) else 0  # type: ignore[operator]
-    text = text.format(**sizes, half=half)
+    width, rows = sizes.get("D", 0), sizes.get("M", 0)
+    text = text.format(**sizes, half=int(width) // 2, tall=rows + 3 if isinstance(rows, int) else 0)
     if mapping:
         text += f"\nmap {name} on {machine}\n{mapping}\n"
     (made,) = parse_module(text, VOCABULARIES, parse_mapping)
@@ -149,7 +156,8 @@ def difference(func: Func, machine: Machine, sizes: Mapping[str, int] | None = N
 
 # ---- random mappings
 SIZES = {
-    "relu_mm": {"M": 13, "K": 21, "N": 18}, "softmax": {"M": 5, "N": 70},
+    "relu_mm": {"M": 13, "K": 21, "N": 18}, "headed": {"M": 7, "K": 21, "N": 18},
+    "softmax": {"M": 5, "N": 70},
     "colsum": {"M": 37, "N": 20}, "norm_proj": {"M": 3, "K": 40, "N": 18},
     "rotate": {"H": 3, "D": 24, "L": 9}, "attend": {"H": 2, "G": 3, "D": 16, "L": 21},
     "online": {"H": 2, "G": 3, "D": 16, "L": 21}, "share": {"M": 5, "N": 22},
