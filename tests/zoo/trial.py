@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import transformers
 from opdb.compare import Outcome, difference
 from torch import nn
 from torch._dynamo.utils import counters
@@ -69,7 +70,7 @@ def timed(model: nn.Module, given: dict[str, torch.Tensor], train: bool, backend
         made = made.double()
         values = {k: v.double() if v.is_floating_point() else v for k, v in values.items()}
     run: Callable[..., Any] = torch.compile(made, backend=backend) if backend else made
-    torch.manual_seed(1)
+    transformers.set_seed(1)
     started = time.perf_counter()
     try:
         with torch.set_grad_enabled(train):
