@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain, islice
-from math import prod
+from math import inf, prod
 
 from rung.core import trace
 from rung.core.cost import bound
@@ -13,6 +13,7 @@ from rung.core.errors import LoweringError, MappingError
 from rung.core.machine import SEQ, UNROLL, VECTOR, Machine
 from rung.core.op import Func, Op, Value
 from rung.core.ops import Cast, Map
+from rung.core.scalar import SCALARS
 from rung.core.types import F32, axes_of, dtype_of
 from rung.loop import ir as loop
 from rung.tile import legality
@@ -23,6 +24,7 @@ from rung.tile.price import Price, known, nest_of, price, stride
 from rung.tile.to_kernel import to_kernel
 
 Candidates = Callable[[Func, Machine, Mapping[str, int]], Iterable[tile.Mapping]]
+COSTLY = 8.0  # operations that the moves of a packed element do not hide
 ROWS = 8  # rows from which a contraction is bound by arithmetic
 MORE = 8  # how many are reordered and completed with places where none of those lowers
 TRIED = 12  # how many of the cheapest candidates are lowered before giving up
@@ -107,6 +109,7 @@ def _contracting(kernel: Func, machine: Machine, hints: Mapping[str, int]) -> fl
     """Seconds that our own register tiles need for the contractions of a kernel with many rows.
 
     Shares of the FMA peak as measured: with lanes along a free axis, or along the reduced one.
+    What an operand costs is paid element by element, as its panels are packed.
     """
     sizes = {a: max(1, known(e, hints)) for a, e in loop.extents_of(kernel).items()}
     total = 0.0
@@ -122,6 +125,12 @@ def _contracting(kernel: Func, machine: Machine, hints: Mapping[str, int]) -> fl
         share = (0.7 if along else 0.45) * (0.6 if any(
             dtype_of(x.buf.type) != F32 for x in loads) else 1.0)
         total += 2.0 * prod(sizes[a] for a in loop.op_axes(op)) / share
+        for value, other in (op.args, op.args[::-1]):
+            axes = axes_of(value.type)
+            rows = prod(sizes[a] for a in axes if a not in axes_of(other.type))
+            slots = _work(value, made, frozenset(axes))
+            if slots >= COSTLY and rows >= ROWS:
+                total += 2.0 * machine.lanes * slots * prod(sizes[a] for a in axes)
     return total / (machine.rates.flops["f32"] * machine.cores)
 
 
@@ -130,6 +139,17 @@ def _loads(value: Value, made: Mapping[Value, Op]) -> list[loop.Load]:
     if isinstance(op, loop.Load):
         return [op]
     return [x for v in op.operands() for x in _loads(v, made)] if isinstance(op, Map | Cast) else []
+
+
+def _work(value: Value, made: Mapping[Value, Op], axes: frozenset[str]) -> float:
+    """Operations for each element of an operand; none where another contraction makes it."""
+    op = made.get(value)
+    if isinstance(op, loop.Contract):
+        return -inf
+    if not isinstance(op, Map | Cast) or frozenset(axes_of(value.type)) != axes:
+        return 0.0
+    own = max(1.0, SCALARS[op.fn].cost) if isinstance(op, Map) else 1.0
+    return own + sum(_work(v, made, axes) for v in dict.fromkeys(op.operands()))
 
 
 def by_library(kernel: Func, machine: Machine, libraries: Iterable[Library],

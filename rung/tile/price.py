@@ -6,7 +6,8 @@ A statement outside of every parallel loop has one core.
 
 Operations are counted at the leaves: a value over the unrolled axes r, q costs r*q vectors in each
 step of its statement's nest, so register blocking, broadcast loads and short dependency chains
-show. A level's traffic is the footprint of the outermost loops that fit in it, times their steps.
+show. A level's traffic is what the outermost loops that fit in it touch, each access as often as
+the loops outside of them are around it: not those right outside in which it stays the same.
 """
 
 from __future__ import annotations
@@ -212,16 +213,42 @@ class _Pricing:
         """Seconds that each memory behind a cache needs."""
         spaces = self.machine.spaces
         depths = range(len(self.nest.loops) + 1)
+        around = self._loops_around()
         together = {x for op in self.kernel.body.ops if self._is_stmt(op) and self._shared(op)
                     for x in (op, *self._needs(op))}
         for cache, behind in pairwise(spaces):
             fits = next((d for d in depths if self._footprint(d) <= 1.5 * cache.bytes), depths[-1])
-            trips = prod(self._trips(s.axis, s.step, s.size) for s in self.nest.loops[:fits])
             waste = behind is not spaces[1]  # the nearest cache serves any line equally well
             shared = cores if behind.owner else 1 + (cores - 1) * 0.8
-            moved = trips * sum(self._bytes(x, fits) * (self._derate(x) if waste else 1)
-                                / (shared if x in together else 1) for x in self.accesses)
+            moved = sum(self._again(x, around[x], fits) * self._bytes(x, fits)
+                        * (self._derate(x) if waste else 1) / (shared if x in together else 1)
+                        for x in self.accesses)
             yield behind.name, moved / behind.rate
+
+    def _loops_around(self) -> dict[Op, set[int]]:
+        """For each access the positions of the loops that its statements run in."""
+        found: dict[Op, set[int]] = {x: set() for x in self.accesses}
+        states = {c.fold: c.buffer for c in self.mapping.carries}
+        waits = {states[r.name]: self.nest.splits[op.axis] for op in self.kernel.body.ops
+                 if isinstance(op, loop.Fold | loop.Contract) for r in op.results
+                 if r.name in states}
+        for op in filter(self._is_stmt, self.kernel.body.ops):
+            axes, outer = nest_of(op), self._around(op)
+            wait = waits.get(op.buf.name, []) if isinstance(op, loop.Store) else []
+            here = {n for n, s in enumerate(self.nest.loops)
+                    if s.axis in axes or n < outer or (s in wait and not s.innermost)}
+            for x in (op, *self._needs(op)):
+                if x in found:
+                    found[x] |= here
+        return found
+
+    def _again(self, op: loop.Load | loop.Store, around: set[int], depth: int) -> int:
+        """How often the loops outside of `depth` bring what an access touches inside of it."""
+        axes, outer = nest_of(op), depth
+        while outer and self.nest.loops[outer - 1].axis not in axes:
+            outer -= 1
+        return prod(self._trips(s.axis, s.step, s.size)
+                    for n, s in enumerate(self.nest.loops[:outer]) if n in around)
 
     def _covered(self, axis: str, depth: int) -> int:
         """Elements of an axis that the loops from `depth` inward run over."""
