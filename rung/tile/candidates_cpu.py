@@ -14,7 +14,7 @@ from rung.core.machine import Machine
 from rung.core.op import Func, Op, Value
 from rung.core.ops import Map
 from rung.core.scalar import SCALARS
-from rung.core.types import TensorType, axes_of
+from rung.core.types import axes_of, dtype_of
 from rung.loop import ir as loop
 from rung.tile.mapping import AxisLine, Carry, Place
 from rung.tile.mapping import Mapping as TileMapping
@@ -304,7 +304,7 @@ def _blocked(shape: Shape, base: TileMapping) -> Iterator[TileMapping]:
     main = shape.main
     if main is None or shape.sizes[main.axis] < 512:
         return
-    store = _only_store(shape.kernel, main)
+    store = _carrying(shape.kernel, main)
     line = base.axis(main.axis)
     if store is None or line is None:
         return
@@ -317,18 +317,15 @@ def _blocked(shape: Shape, base: TileMapping) -> Iterator[TileMapping]:
                           (Carry(main.result.name, store.buf.name),))
 
 
-def _only_store(kernel: Func, main: loop.Contract) -> loop.Store | None:
-    """The one store that the contraction reaches, if it can carry the state."""
+def _carrying(kernel: Func, main: loop.Contract) -> loop.Store | None:
+    """A store whose buffer can hold the contraction's state, if only stores read that, and no
+    other fold: one is not finished in every outer step. Best is the store of the state itself."""
     behind = _behind(kernel)
     readers = [op for op in kernel.body.ops if _is_stmt(op) and main.result in behind[op]]
-    if len(readers) != 1 or not isinstance(readers[0], loop.Store):
-        return None
-    store = readers[0]
-    if behind[store] != {main.result}:  # another fold is not finished in every outer step
-        return None
-    assert isinstance(store.buf.type, TensorType)
-    plain = store.buf.type.dtype == main.acc and store.buf in kernel.outs
-    return store if plain else None
+    stores = [op for op in readers if isinstance(op, loop.Store) and behind[op] == {main.result}]
+    able = [op for op in stores if op.buf in kernel.outs and dtype_of(op.buf.type) == main.acc]
+    able.sort(key=lambda op: op.value is not main.result)
+    return able[0] if able and len(stores) == len(readers) else None
 
 
 def _pack(shape: Shape, base: TileMapping) -> tuple[Place, ...]:

@@ -264,11 +264,12 @@ class Leaf:
         if last is None:
             self._write(op, self.value(op.value, scope), scope)
             return
-        fold = next(s.op for s in stmt.needs if s.carried)
+        fold = next(s for s in stmt.needs if s.carried)
         then, other = scope.builder.inner(), scope.builder.inner()
         done, partial = scope.inside(then), scope.inside(other)
         self._write(op, self.value(op.value, done), done)
-        self._write(op, self.value(fold.results[0], partial), partial)
+        if op is fold.waits:
+            self._write(op, self.value(fold.op.results[0], partial), partial)
         scope.builder.add(If((last,), then.block(), other.block()))
 
     def _last_step(self, stmt: Stmt, scope: Scope) -> Expr | None:

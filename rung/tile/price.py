@@ -228,18 +228,15 @@ class _Pricing:
     def _loops_around(self) -> dict[Op, set[int]]:
         """For each access the positions of the loops that its statements run in."""
         found: dict[Op, set[int]] = {x: set() for x in self.accesses}
-        states = {c.fold: c.buffer for c in self.mapping.carries}
-        waits = {states[r.name]: self.nest.splits[op.axis] for op in self.kernel.body.ops
-                 if isinstance(op, loop.Fold | loop.Contract) for r in op.results
-                 if r.name in states}
+        waits = {self.mapping.carried(r.name): op.axis for op in self.kernel.body.ops
+                 if isinstance(op, loop.Fold | loop.Contract) for r in op.results}
         for op in filter(self._is_stmt, self.kernel.body.ops):
             axes, outer = nest_of(op), self._around(op)
-            wait = waits.get(op.buf.name, []) if isinstance(op, loop.Store) else []
+            carried = waits.get(op.buf.name) if isinstance(op, loop.Store) else None
             here = {n for n, s in enumerate(self.nest.loops)
-                    if s.axis in axes or n < outer or (s in wait and not s.innermost)}
-            for x in (op, *self._needs(op)):
-                if x in found:
-                    found[x] |= here
+                    if s.axis in axes or n < outer or (s.axis == carried and not s.innermost)}
+            for x in found.keys() & {op, *self._needs(op)}:
+                found[x] |= here
         return found
 
     def _again(self, op: loop.Load | loop.Store, around: set[int], depth: int) -> int:

@@ -19,7 +19,7 @@ from rung.core.expr import ZERO, Expr, sym
 from rung.core.machine import GRID, Machine
 from rung.core.op import Block, Builder, Func, Names, Op, Value, walk
 from rung.core.ops import Yield
-from rung.core.types import TensorType
+from rung.core.types import dtype_of
 from rung.kernel.ir import For, If, Raster, Role, Roles, Unrolled
 from rung.loop import ir as loop
 from rung.tile import mapping as tile
@@ -415,22 +415,19 @@ def _carry(name: str, buffer: str, stmts: list[Stmt], nest: Nest) -> None:
     if fold is None or len(fold.op.results) != 1:
         raise MappingError(f"illegal: {name} is not a fold of one state")
     readers = [s for s in stmts if fold in s.needs]
-    acc = fold.op.result.type.dtype  # type: ignore[union-attr]
-    for s in readers:
-        if s.kind != "store" or s.op.buf.name != buffer:  # type: ignore[attr-defined]
-            raise MappingError(f"illegal: carry {name}: it is read by more than the store to "
-                               f"{buffer}")
-        assert isinstance(s.op, loop.Store) and isinstance(s.op.buf.type, TensorType)
-        if s.op.buf.type.dtype != acc:
-            raise MappingError(f"illegal: {buffer} holds {s.op.buf.type.dtype}, the state of "
-                               f"{name} is {acc}")
-        if s.op.combine:
-            raise MappingError(f"illegal: carry {name}: {buffer} is updated where data say")
-        fold.waits = s.op
+    stores = [s.op for s in readers if isinstance(s.op, loop.Store)]
+    if len(stores) < len(readers):
+        raise MappingError(f"illegal: carry {name}: it is read by more than stores")
+    fold.waits = next((op for op in stores if op.buf.name == buffer), None)
+    if fold.waits is None:
+        raise MappingError(f"illegal: carry {name}: nothing stores it in {buffer}")
+    holds, acc = dtype_of(fold.waits.buf.type), dtype_of(fold.op.results[0].type)
+    if holds != acc:
+        raise MappingError(f"illegal: {buffer} holds {holds}, the state of {name} is {acc}")
+    if fold.waits.combine:
+        raise MappingError(f"illegal: carry {name}: {buffer} is updated where data say")
     loops = [s for s in nest.splits[fold.folds] if s.kind in LOOPS]
     outer = frozenset(loops[:-1])
-    if not readers:
-        raise MappingError(f"illegal: carry {name}: nothing stores it in {buffer}")
     fold.carried = outer
     for s in readers:
         s.carried = s.carried | outer

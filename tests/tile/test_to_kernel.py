@@ -12,9 +12,10 @@ from rung.targets.base import target
 from rung.targets.cpu.machine import AVX512
 from rung.targets.toy.machine import TOY
 from rung.tile.choose import choose
+from rung.tile.to_kernel import to_kernel
 
 SIZES = {"relu_mm": {"M": 17, "K": 96, "N": 80}, "headed": {"M": 17, "K": 96, "N": 80},
-         "softmax": {"M": 13, "N": 100},
+         "kept": {"M": 17, "K": 600, "N": 80}, "softmax": {"M": 13, "N": 100},
          "colsum": {"M": 40, "N": 70}, "norm_proj": {"M": 3, "K": 64, "N": 48},
          "rotate": {"H": 2, "D": 32, "L": 24}, "attend": {"H": 2, "G": 2, "D": 32, "L": 40},
          "online": {"H": 2, "G": 2, "D": 32, "L": 40}, "inplace": {"M": 5, "N": 70},
@@ -39,6 +40,16 @@ def test_a_carried_state_waits_where_its_own_store_goes() -> None:
     func = kernel("headed", "f32", "  h: l1 *\n  i: l1 *, reg 2\n  j: l1 *, simd 16\n"
                   "  k: l3 *, seq 8\n  carry mm in y", M=5, K=20, N=40)
     assert difference(func, AVX512) < 1e-4
+
+
+def test_a_carried_state_is_read_by_other_stores_in_its_last_step() -> None:
+    mapping = "  i: l1 *, reg 2\n  j: l1 *, simd 16\n  k: l3 *, seq 8\n  carry mm in {}"
+    func = kernel("kept", "bf16", mapping.format("z"), M=5, K=30, N=20)
+    assert difference(func, AVX512) < 0.02
+    with pytest.raises(MappingError, match="y holds bf16, the state of mm is f32"):
+        to_kernel(kernel("kept", "bf16", mapping.format("y"), M=5, K=30, N=20), AVX512)
+    with pytest.raises(MappingError, match="nothing stores it in x"):
+        to_kernel(kernel("kept", "f32", mapping.format("x"), M=5, K=30, N=20), AVX512)
 
 
 @pytest.mark.parametrize("name", ["cpu.avx512", "cpu.avx2", "cpu.base", "toy", "cuda.sm90"])

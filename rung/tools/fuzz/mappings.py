@@ -47,6 +47,12 @@ kernel headed(head: T[3,{N}], x: T[{M},{K}], w: T[{N},{K}]) -> y: T[{tall},{N}]
   mm = contract add mul F(x[i,k]), F(w[j,k]) over k {K} : f32 over i,j acc f32
   y[i+3,j] = T(mm)
 """,
+    "kept": """
+kernel kept(x: T[{M},{K}], w: T[{K},{N}]) -> y: T[{M},{N}], z: f32[{M},{N}]
+  mm = contract add mul F(x[i,k]), F(w[k,j]) over k {K} : f32 over i,j acc f32
+  y[i,j] = T(mm * 2.0)
+  z[i,j] = mm
+""",
     "softmax": """
 kernel softmax(x: T[{M},{N}]) -> y: T[{M},{N}]
   m = fold max F(x[i,j]) over j {N} : f32 over i acc f32
@@ -157,7 +163,7 @@ def difference(func: Func, machine: Machine, sizes: Mapping[str, int] | None = N
 # ---- random mappings
 SIZES = {
     "relu_mm": {"M": 13, "K": 21, "N": 18}, "headed": {"M": 7, "K": 21, "N": 18},
-    "softmax": {"M": 5, "N": 70},
+    "kept": {"M": 13, "K": 21, "N": 18}, "softmax": {"M": 5, "N": 70},
     "colsum": {"M": 37, "N": 20}, "norm_proj": {"M": 3, "K": 40, "N": 18},
     "rotate": {"H": 3, "D": 24, "L": 9}, "attend": {"H": 2, "G": 3, "D": 16, "L": 21},
     "online": {"H": 2, "G": 3, "D": 16, "L": 21}, "share": {"M": 5, "N": 22},

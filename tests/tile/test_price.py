@@ -1,0 +1,64 @@
+"""Prices: what loops bring again, what stays in a cache between steps, and packed operands."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rung.core.op import Func
+from rung.core.parse import parse_module
+from rung.loop import ir as loop
+from rung.targets.cpu.libraries import LIBRARIES
+from rung.targets.cpu.machine import AVX512
+from rung.tile.choose import estimate
+from rung.tile.mapping import parse_mapping
+from rung.tile.price import price
+
+MATMUL = """
+kernel mm(x: f32[{m},{k}], w: f32[{k},{n}], c: f32[{m},{n}]) -> y: f32[{m},{n}]
+  mm = contract add mul x[i,k], w[k,j] over k {k} : f32 over i,j acc f32
+  y[i,j] = mm{more}
+"""
+TILES = "map mm on cpu.avx512\n  i: l1 *, reg 6\n  j: l1 *, reg 4, simd 16\n  k: seq *\n"
+
+
+def kernel(text: str) -> Func:
+    (found,) = parse_module(text, {"kernel": loop.VOCABULARY}, parse_mapping)
+    return found
+
+
+def traffic(func: Func) -> dict[str, float]:
+    """Seconds that each memory needs under the kernel's own mapping."""
+    return dict(price(func, func.attr("mapping"), AVX512).traffic)
+
+
+def test_what_follows_a_contraction_is_not_brought_in_each_of_its_steps() -> None:
+    m, n, k = 192, 768, 768
+    plain, added = (traffic(kernel(MATMUL.format(m=m, n=n, k=k, more=x) + TILES))
+                    for x in ("", " + c[i,j]"))
+    once = 4 * m * n / next(s.rate for s in AVX512.spaces if s.name == "l2")
+    assert plain["l2"] < added["l2"] <= plain["l2"] + 1.01 * once
+
+
+def test_what_fits_a_cache_stays_there_between_steps_that_do_not_change_it() -> None:
+    """Rows come and go beside a matrix of 256 KiB, which DRAM gives once for any number of them."""
+    seconds = [traffic(kernel(MATMUL.format(m=m, n=256, k=256, more="") + TILES))["dram"]
+               for m in (6000, 12000)]
+    assert seconds[1] < 2 * seconds[0]
+
+
+def test_costly_functions_are_materialised_before_a_matmul_and_cheap_ones_are_not() -> None:
+    machine = replace(AVX512, cores=2)
+
+    def gain(of_x: str, size: int) -> float:
+        """Seconds that computing the operand inside of the matmul saves."""
+        args = f"x: f32[{size},{size}], w: f32[{size},{size}]"
+        mm = (f"kernel mm({args}) -> y: f32[{size},{size}]\n%s  mm = contract add mul %s, w[k,j] "
+              f"over k {size} : f32 over i,j acc f32\n  y[i,j] = mm\n")
+        made = f"  v = {of_x} : f32 over i,k\n"
+        map_ = f"kernel map(x: f32[{size},{size}]) -> y: f32[{size},{size}]\n{made}  y[i,k] = v\n"
+        apart = [map_, mm % ("", "x[i,k]")]
+        whole, *parts = (estimate(kernel(text), machine, LIBRARIES, {})
+                         for text in (mm % (made, "v"), *apart))
+        return sum(parts) - whole
+    assert gain("x[i,k] + 1.0", 512) > 0
+    assert gain("exp(x[i,k])", 512) < 0 < gain("exp(x[i,k])", 4)
