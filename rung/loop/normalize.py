@@ -89,8 +89,9 @@ def _divisions(e: Expr) -> Iterator[FloorDiv | Mod]:
 # --- flattening
 
 def flatten_buffers(func: Func) -> Func:
-    """Buffers declared without dimensions of size 1, and with neighbouring dimensions as one where
-    that takes a division out of the subscripts: x[i//16,i%16] of f32[4,16] is x[i] of f32[64]."""
+    """Buffers declared without dimensions of size 1 (that follow no data: an update varies over the
+    axes of its subscripts), and with neighbouring dimensions as one where that takes a division out
+    of the subscripts: x[i//16,i%16] of f32[4,16] is x[i] of f32[64]."""
     accesses: dict[Value, list[Load | Store]] = {}
     for op in func.body.ops:
         if isinstance(op, Load | Store):
@@ -114,7 +115,7 @@ def _flatten(sizes: list[Expr], subs: list[list[Sub]], bounds: Bounds) -> (
     """Sizes and each access's subscripts, with dimensions dropped or melted."""
     at = 0
     while at < len(sizes) and len(sizes) > 1:
-        if sizes[at].is_const(1):
+        if sizes[at].is_const(1) and not any(isinstance(s[at], Value) for s in subs):
             del sizes[at]
             for s in subs:
                 del s[at]

@@ -121,6 +121,13 @@ def test_contiguous_axes_merge() -> None:
         "kernel f(x: f32[4*s0,8], b: f32[8]) -> y: f32[4*s0,8]", "  y[i,k] = x[i,k] + b[k]"]
 
 
+def test_an_update_of_a_table_of_one_row_keeps_what_it_follows() -> None:
+    func = parse("kernel f(at: i64[6], x: f32[6,4], y: f32[1,4] mutated)\n"
+                 "  y[at[i],j] add= x[i,j]")
+    verify(merge_axes(func), loop.VOCABULARY, loop.verify_kernel)
+    assert body(merge_axes(func)) == ["y[at[i],j] add= x[i,j]"]
+
+
 def test_a_transpose_does_not_merge() -> None:
     func = parse("kernel f(x: f32[4,8]) -> y: f32[8,4]\n  y[j,i] = x[i,j]")
     assert merge_axes(func) is func
