@@ -22,6 +22,7 @@ from rung.core import origins, trace
 from rung.core.cost import HINT, behind, is_contraction, is_fold
 from rung.core.expr import Expr
 from rung.core.op import Func, Op, Value
+from rung.core.ops import Const
 from rung.core.types import axes_of
 from rung.loop.emit import Declined
 from rung.loop.graph import Graph, called
@@ -33,6 +34,7 @@ Reason: TypeAlias = str
 Price = Callable[[Func], float]  # seconds of a kernel
 MAX_AXES, MAX_CONTRACTIONS, MAX_READERS = 7, 2, 3
 MAX_OPS = 128  # of a kernel: a longer one saves little traffic, and growing it takes square time
+TOO_LONG = f"more than {MAX_OPS} ops"
 SOFTMAX = ("max", "softmax", "attend")
 
 
@@ -42,6 +44,8 @@ def can_fuse(producer: Piece, consumer: Piece, epochs: tuple[int, int] = (0, 0))
     """Why `producer` must not be computed inside `consumer`; None if it may, as far as the two
     tell apart. What the fused kernel looks like is judged by `can_be`."""
     shared = set(producer.results)
+    if _least(producer.func) + _least(consumer.func) > MAX_OPS:
+        return TOO_LONG
     if epochs[0] != epochs[1]:
         return "a parameter is written between the two"
     if producer.updates:
@@ -59,7 +63,7 @@ def can_be(fused: Func) -> Reason | None:
     """Why no kernel may look like `fused`: too many axes or contractions, or a contraction's
     result folded again (unless by the softmax of an attention)."""
     if len(fused.body.ops) > MAX_OPS:
-        return f"more than {MAX_OPS} ops"
+        return TOO_LONG
     if len(extents_of(fused)) > MAX_AXES:
         return f"more than {MAX_AXES} axes"
     if len({op.axis for op in fused.body.ops if isinstance(op, Scan)}) > 1:
@@ -114,6 +118,11 @@ def _axis(op: Op) -> str:
 
 def _count(func: Func, kind: type[Op]) -> int:
     return sum(isinstance(op, kind) for op in func.body.ops)
+
+
+def _least(func: Func) -> int:
+    """How many of its ops a kernel brings into any other: what both could have is left out."""
+    return sum(not isinstance(op, Load | Store | Const) for op in func.body.ops)
 
 
 def _reads(piece: Piece, values: set[Value]) -> int:
