@@ -37,7 +37,7 @@ from rung.loop import canonical, fuse, merge_folds, normalize, siblings, split
 from rung.loop import ir as loop_ir
 from rung.loop import simplify as loop_simplify
 from rung.program import ir as program_ir
-from rung.program import memory, outline, reinplace, views
+from rung.program import outline, reinplace, views
 from rung.program.ir import Composite, Module
 from rung.runtime import saved
 from rung.runtime.executable import Executable
@@ -419,7 +419,7 @@ def executable(stages: Stages, constants: Sequence[Any] = (),
     module, machine = stages.modules["kernel"], stages.target
     own = generated(module)
     with _timed("source", "host"):
-        code, stretches = host_code(memory.plan(module.main), module, len(constants))
+        code, stretches = host_code(module, len(constants))
     with _timed("source", "build"):
         launches = machine.load(own, stages.source, stretches) if own or stretches else {}
     libraries = {k.name: machine.call(k) for k in module.kernels if is_library(k)}

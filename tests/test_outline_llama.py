@@ -10,7 +10,6 @@ import torch
 
 from rung import pipeline
 from rung.program.ir import Apply, KernelCall, Module
-from rung.program.memory import plan
 from rung.runtime.host import host_code
 from rung.targets.base import target
 from rung.targets.cpu.emit import emit_units
@@ -74,7 +73,7 @@ def test_what_grows_with_depth() -> None:
     sources, calls = [], []
     for s in stages:
         module = s.modules["kernel"]
-        _, stretches = host_code(plan(module.main), module)
+        _, stretches = host_code(module)
         sources.append("\n".join(emit_units(pipeline.generated(module), s.source, stretches)))
         calls.append(len(launches(module)))
     few_lines, many_lines = (source.count("\n") for source in sources)

@@ -82,11 +82,16 @@ class Plan:
                           f"workspace {self.workspace} B, peak {self.peak} B"])
 
 
-def plan(program: Func) -> Plan:
-    """Storages, offsets and steps of one program; pure."""
+def plan(program: Func, native: Callable[[Op], bool] = lambda op: isinstance(op, KernelCall)
+         ) -> Plan:
+    """Storages, offsets and steps of one program; pure. What only `native` ops and views see lies
+    in the workspace; the others take and give tensors."""
     ops = [op for op in program.body.ops if op.results or not _is_pure(op)]
     storages = _held(_storages(program, ops), ops)
-    fixed = [s for s in storages if s.role == "temp" and s.bytes.const_value is not None]
+    tensors = {v for op in ops if not (native(op) or is_view(op))
+               for v in (*op.results, *_reads(op))}
+    fixed = [s for s in storages if s.role == "temp" and s.bytes.const_value is not None
+             and tensors.isdisjoint(s.values)]
     offsets, workspace = place(fixed)
     placed = [replace(s, offset=offsets.get(s.name)) for s in storages]
     steps = tuple(Step(_kind(op), op) for op in ops)

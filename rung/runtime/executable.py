@@ -26,7 +26,7 @@ class Executable:
     """
 
     def __init__(self, code: Code, target: Target, launches: Mapping[str, Launch],
-                 libraries: Mapping[str, Callable[..., None]],
+                 libraries: Mapping[str, Callable[..., torch.Tensor]],
                  constants: Sequence[torch.Tensor] = (), lines: Mapping[str, str] | None = None):
         self.code, self.text = code, code.text
         known = lines or {}

@@ -35,8 +35,9 @@ from rung.core.expr import Expr
 from rung.core.op import Op, Value
 from rung.core.types import BF16, F16, DType, IndexType, TensorType, dtype_of, shape_of
 from rung.frontends.torch.calls import DTYPES, overload
+from rung.program import memory
 from rung.program.ir import Call, Check, KernelCall, Module, Return, Write
-from rung.program.memory import Plan, Step, Storage
+from rung.program.memory import Step, Storage
 from rung.program.views import is_view
 from rung.runtime import pool, tensors
 from rung.runtime.stretches import (
@@ -44,11 +45,11 @@ from rung.runtime.stretches import (
     Built,
     Part,
     buffers,
-    is_checked_natively,
+    native,
     parts,
 )
 from rung.runtime.tensors import Site
-from rung.targets.base import Signature, Stretch, buffers_of, is_library, strides_of
+from rung.targets.base import Signature, Stretch, buffers_of, strides_of
 
 HELPERS = {"take": pool.take, "give": pool.give, "empty": tensors.empty, "fit": tensors.fit,
            "leaves": tensors.leaves, "check": tensors.check, "bump": tensors.bump, "torch": torch}
@@ -87,27 +88,26 @@ class Code:
         return name
 
 
-def host_code(plan: Plan, module: Module, constants: int = 0) -> tuple[Code, list[Stretch]]:
+def host_code(module: Module, constants: int = 0) -> tuple[Code, list[Stretch]]:
     """The code of the main program, whose last parameters are so many constants, and the stretches
     in it. LoweringError for an op that the host cannot do."""
-    host = _Host(plan, module, constants)
+    host = _Host(module, constants)
     return host.run(), list(host.stretches.values())
 
 
 class _Host:
-    def __init__(self, plan: Plan, module: Module, constants: int):
-        self.plan, self.module = plan, module
-        self.program = module.main
+    def __init__(self, module: Module, constants: int):
+        self.module, self.program, self.native = module, module.main, native(module)
+        self.plan = plan = memory.plan(self.program, self.native)
         count = len(self.program.params) - constants
         self.constants = {p: n for n, p in enumerate(self.program.params[count:])}
-        self.generated = {k.name for k in module.kernels if not is_library(k)}
         self.code = Code()
         self.stretches: dict[tuple[Stretch, tuple[Site, ...]], Stretch] = {}  # equal ones once
         self.known: set[str] = set()  # size symbols that have a variable
         self.addresses: dict[Storage, str] = {}
         self.variables: dict[Storage, list[str]] = {}
         self.returned = set(self.program.body.last.operands())
-        self.held = {v for s in plan.steps if s.kind != "view" and not self.takes_addresses(s.op)
+        self.held = {v for s in plan.steps if s.kind != "view" and not self.native(s.op)
                      for v in (*s.op.operands(), *s.op.results)}
         self.read = {v for s in plan.steps if not isinstance(s.op, Call | Return)
                      for v in s.op.operands()}
@@ -124,9 +124,9 @@ class _Host:
         if self.plan.workspace:
             self.line(f"w = take({self.plan.workspace})")
             self.line("at = w.address")
-        for part in parts(self.plan, self.takes_addresses):
+        for part in parts(self.plan, self.native):
             ops = [step.op for step in part.steps]
-            if any(map(self.takes_addresses, ops)):
+            if any(map(self.native, ops)):
                 self.stretch(part)
             else:
                 for op in ops:
@@ -134,10 +134,6 @@ class _Host:
             if not isinstance(ops[-1], Return):
                 self.drop(part)
         return self.code
-
-    def takes_addresses(self, op: Op) -> bool:
-        return is_checked_natively(op) or (
-            isinstance(op, KernelCall) and op.callee in self.generated)
 
     def behind(self, values: set[Value]) -> set[Value]:
         """Values of which others are views or later states, without a variable of their own."""
@@ -228,8 +224,7 @@ class _Host:
 
     def raw(self, storage: Storage) -> bool:
         """Whether only kernels see a storage."""
-        return storage.offset is not None and not any(
-            v in self.held for v in storage.values)
+        return storage.offset is not None
 
     def place(self, value: Value) -> str:
         """Where a kernel finds a value: a variable, or an address in the workspace."""
@@ -331,16 +326,18 @@ class _Host:
                 self.line(f"bump({self.name(self.plan.home[old].values[0])})")
 
     def library(self, op: KernelCall) -> None:
-        """A kernel that a library runs on tensors."""
+        """A kernel that a library runs on tensors; it makes the result, or updates the last one."""
         kernel = self.module.kernel(op.callee)
-        outs = op.results[len(op.updates):]
-        for new in outs:
-            self.line(self.allocation(new))
-            self.own(new)
-        values = [v for v in (*op.args, *outs) if isinstance(v.type, TensorType)]
-        given = [self.shaped(v, b) for v, b in zip(values, buffers_of(kernel), strict=True)]
+        values = [v for v in op.args if isinstance(v.type, TensorType)]
+        given = [self.shaped(v, b) for v, b in zip(values, buffers_of(kernel), strict=False)]
         run = self.code.bind(f"run_{kernel.name}", "library", kernel.name)
-        self.line(f"{run}({', '.join(given)})")
+        call = f"{run}({', '.join(given)})"
+        for new, out in zip(op.results[len(op.updates):], kernel.outs, strict=True):
+            same = shape_of(new.type) == shape_of(out.type)
+            call = f"{self.name(new)} = {call}" + (
+                "" if same else f".view({self.tuple(shape_of(new.type))})")
+            self.own(new)
+        self.line(call)
         self.rename(op)
 
     def shaped(self, value: Value, buffer: Value) -> str:

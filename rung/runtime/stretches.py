@@ -15,7 +15,7 @@ from rung.core.op import Op, Value
 from rung.core.types import BOOL, I32, I64, TensorType, dtype_of
 from rung.program.ir import Check, KernelCall, Module
 from rung.program.memory import Plan, Step, Storage
-from rung.targets.base import Checked, Launched, Place, Stretch, strides_of, symbols_of
+from rung.targets.base import Checked, Launched, Place, Stretch, is_library, strides_of, symbols_of
 
 LARGE = 1 << 20
 """Bytes of a tensor whose death ends a stretch: within one, results are allocated at its start and
@@ -56,8 +56,15 @@ def is_large(s: Storage) -> bool:
     return s.role not in ("param", "const", "mutated") and (count is None or count >= LARGE)
 
 
-def is_checked_natively(op: Op) -> bool:
-    return isinstance(op, Check) and dtype_of(op.value.type) in (I32, I64, BOOL)
+def native(module: Module) -> Callable[[Op], bool]:
+    """Whether an op runs in a stretch, on addresses: generated kernels, checks of integers."""
+    generated = {k.name for k in module.kernels if not is_library(k)}
+
+    def runs(op: Op) -> bool:
+        if isinstance(op, Check):
+            return dtype_of(op.value.type) in (I32, I64, BOOL)
+        return isinstance(op, KernelCall) and op.callee in generated
+    return runs
 
 
 @dataclass(frozen=True)

@@ -117,8 +117,9 @@ class Target(Protocol):
         """`slow`, Python that calls the launch of a stretch, or what does the same faster; `rest`
         is what that needs of the host."""
 
-    def call(self, kernel: Func) -> Callable[..., None]:
-        """What runs a kernel that is a library's, on the tensors that are its buffers."""
+    def call(self, kernel: Func) -> Launch:
+        """What runs a kernel that is a library's, on the tensors that are its parameters, and gives
+        its output."""
 
 
 def is_library(kernel: Func) -> bool:

@@ -23,6 +23,7 @@ from rung.frontends.torch import compat
 from rung.kernel.ir import Alloc, For
 from rung.program import memory
 from rung.program.ir import KernelCall, Module
+from rung.runtime.stretches import native
 from rung.targets.base import Target, target
 from rung.tools import costs, torch_side
 from rung.tools.capture import Capture, Graph
@@ -287,7 +288,8 @@ def _plan(reached: Reached) -> Iterator[str]:
     """What the host does and where every value lies."""
     if "kernel" in reached.modules:
         yield "  host plan"
-        plan = memory.plan(reached.modules["kernel"].main)
+        module = reached.modules["kernel"]
+        plan = memory.plan(module.main, native(module))
         yield from (f"    {line}" for line in str(plan).splitlines())
 
 

@@ -16,7 +16,6 @@ from rung.core.expr import Expr
 from rung.core.op import Builder, Func, Names, Value
 from rung.core.types import F32, I64, DType, TensorType
 from rung.program.ir import Call, Check, Module, Return, Write
-from rung.program.memory import plan
 from rung.runtime import pool, tensors
 from rung.runtime.executable import Executable
 from rung.runtime.host import host_code
@@ -33,7 +32,7 @@ def host(*ops: Any, params: Sequence[Value]) -> Executable:
     for op in ops:
         builder.ops.append(op)
     program = Func("program", "main", tuple(params), (), builder.block())
-    code, stretches = host_code(plan(program), Module((program,)))
+    code, stretches = host_code(Module((program,)))
     cpu = target("cpu")
     return Executable(code, cpu, cpu.load([], "", stretches) if stretches else {}, {})
 
@@ -151,7 +150,7 @@ def test_what_the_host_cannot_do() -> None:
     p = Prog()
     program = p.done(p.full(1.0, 4))
     with pytest.raises(LoweringError, match="the host cannot do full"):
-        host_code(plan(program), Module((program,)))
+        host_code(Module((program,)))
 
 
 def test_workspaces_are_used_again() -> None:

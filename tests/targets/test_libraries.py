@@ -1,12 +1,18 @@
-"""Which ATen calls the CPU keeps as they are."""
+"""Which ATen calls the CPU keeps as they are, and what the matmuls of libraries cost in memory."""
 
 from __future__ import annotations
 
 import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
 
+from rung.core import trace
 from rung.core.expr import Expr, sym
 from rung.core.types import BF16, F32, DType, TensorType
-from rung.targets.base import target
+from rung.frontends.torch import compat
+from rung.runtime import pool
+from rung.targets.base import is_library, target
 from rung.targets.cpu.libraries import (
     ATTENTION,
     ATTENTION_BACKWARD,
@@ -41,3 +47,32 @@ def test_group_norm_of_many_elements_stays_a_call(batch: int, kept: bool) -> Non
     rows = sym("s0") if batch > 1 else Expr.of(batch)
     x = TensorType(F32, (rows, Expr.of(4), Expr.of(1 if batch > 1 else ELEMENTS // 4)))
     assert target("cpu.base").keeps_call(GROUP_NORM, [x], {"s0": batch}) is kept
+
+
+@pytest.mark.parametrize("shape", [(512, 256), (1, 512, 256)])
+def test_the_result_of_a_library_is_not_copied(shape: tuple[int, ...]) -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 2048))
+    x = torch.randn(shape)
+    compiled = torch.compile(model, backend="rung", options={"strict": True})
+    with torch.no_grad(), trace.listen() as events:
+        torch.testing.assert_close(compiled(x), model(x))
+        mine, eagers = (compat.peak_bytes(lambda run=run: run(x), pool.clear)
+                        for run in (compiled, model))
+    (stages,) = [e.data["stages"] for e in events if e.kind == "compiled"]
+    assert any(map(is_library, stages.modules["kernel"].kernels))
+    assert mine <= 1.05 * eagers
+
+
+def test_a_library_updates_memory_in_place() -> None:
+    torch._dynamo.reset()
+    ours, x, w = torch.zeros(64, 128), torch.randn(64, 256), torch.randn(128, 256)
+    theirs = ours.clone()
+
+    def update(y: torch.Tensor) -> torch.Tensor:
+        return y.copy_(F.linear(x, w))
+    with torch.no_grad():
+        again = torch.compile(update, backend="rung", options={"strict": True})(ours)
+    torch.testing.assert_close(ours, update(theirs), rtol=1e-4, atol=1e-4)
+    assert again.data_ptr() == ours.data_ptr()

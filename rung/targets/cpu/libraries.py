@@ -15,7 +15,7 @@ import torch
 from rung.core.expr import Expr
 from rung.core.machine import Machine
 from rung.core.op import Func
-from rung.core.types import BF16, F32, TensorType, Type
+from rung.core.types import BF16, F32, TensorType, Type, shape_of
 from rung.targets.cpu.machine import features
 from rung.tile.atoms import Library, Matmul, Operand
 from rung.tile.price import known
@@ -87,18 +87,22 @@ def _whole(at: Mapping[str, torch.Tensor], x: Operand) -> torch.Tensor:
     return tensor[tuple(slice(None) if n in x.dims else 0 for n in range(tensor.dim()))]
 
 
-def run(name: str, mm: Matmul, at: Mapping[str, torch.Tensor], out: torch.Tensor) -> None:
-    """Compute the matmul of tensors by parameter name into `out`."""
-    a, b, out = _whole(at, mm.a), _whole(at, mm.b), _whole({mm.out.buffer.name: out}, mm.out)
-    bias = _whole(at, mm.bias) if mm.bias else None
+def run(name: str, mm: Matmul, at: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """The matmul of tensors by parameter name; in the output's own memory if that is among them."""
+    a, b = _whole(at, mm.a), _whole(at, mm.b)
+    out = _whole(at, mm.out) if mm.out.buffer.name in at else None
+    made = _matmul(name, mm, a, b, _whole(at, mm.bias) if mm.bias else None, out)
+    rank = len(shape_of(mm.out.buffer.type))
+    return made[tuple(slice(None) if n in mm.out.dims else None for n in range(rank))]
+
+
+def _matmul(name: str, mm: Matmul, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None,
+            out: torch.Tensor | None) -> torch.Tensor:
     if name == "onednn.linear":
-        out.copy_(torch.ops.mkldnn._linear_pointwise(a, b, bias, mm.post, [], ""))
-        return
+        made: torch.Tensor = torch.ops.mkldnn._linear_pointwise(a, b, bias, mm.post, [], "")
+        return made if out is None else out.copy_(made)
     a = a if mm.a.axes[-1] == mm.k else a.transpose(-1, -2)
     b = b if mm.b.axes[-1] == mm.n else b.transpose(-1, -2)
     if bias is not None:
-        torch.addmm(bias, a, b, out=out)
-    elif mm.batch:
-        torch.bmm(a, b, out=out)
-    else:
-        torch.mm(a, b, out=out)
+        return torch.addmm(bias, a, b, out=out)
+    return torch.bmm(a, b, out=out) if mm.batch else torch.mm(a, b, out=out)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,7 +50,7 @@ class Cuda:
              ) -> Launch:
         return slow
 
-    def call(self, kernel: Func) -> Callable[..., None]:
+    def call(self, kernel: Func) -> Launch:
         raise LaunchError("no CUDA libraries are called yet")
 
 

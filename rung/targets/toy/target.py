@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,7 +82,7 @@ class Toy:
              ) -> Launch:
         return slow
 
-    def call(self, kernel: Func) -> Callable[..., None]:
+    def call(self, kernel: Func) -> Launch:
         raise LaunchError("the toy has no libraries")
 
 

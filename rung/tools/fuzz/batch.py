@@ -21,7 +21,6 @@ from rung.frontends.torch.backend import DECOMPOSED, with_results
 from rung.frontends.torch.importer import Imported, import_graph
 from rung.frontends.torch.oracle import to_numpy
 from rung.pipeline import Stages, generated, lower_module
-from rung.program import memory
 from rung.program.ir import Module
 from rung.runtime.executable import Executable
 from rung.runtime.host import host_code
@@ -127,8 +126,7 @@ SLOW = 1 << 15  # operations over which Kernel IR is not run as Python
 def build(programs: Sequence[Lowered], target: Target) -> None:
     """Code for the parts of all programs, as one library. TargetCompileError if it has none."""
     parts = [p for x in programs for p in x.parts]
-    codes = [host_code(memory.plan(p.module.main), p.module, len(p.imported.constants))
-             for p in parts]
+    codes = [host_code(p.module, len(p.imported.constants)) for p in parts]
     kernels = [replace(k, name=p.prefix + k.name) for p in parts for k in generated(p.module)]
     stretches = [_renamed(s, p.prefix) for p, (_, found) in zip(parts, codes, strict=True)
                  for s in found]
