@@ -74,16 +74,26 @@ class _Pricing:
         self.threads = [s for s in self.nest.all() if s.kind == THREAD]
         self.parallel = {s.axis for s in self.nest.all() if s.kind == GRID}
         self.used = {u.contraction for u in mapping.uses}
-        self.defs = {r: op for op in kernel.body.ops for r in op.results}
+        self.statements = _statements(kernel, frozenset(
+            v for p in mapping.places for v in p.values))
         self.accesses = [op for op in kernel.body.ops if isinstance(op, loop.Load | loop.Store)]
+        self.trips = [self._trips(s.axis, s.step, s.size) for s in self.nest.loops]
+        self.covered = [self.sizes]  # by depth: elements of each axis inside so many loops
+        for one in self.nest.loops:
+            inside = min(self.sizes[one.axis], one.step)
+            self.covered.append({**self.covered[-1], one.axis: inside})
+        self.leaves: dict[Op, float] = {}
 
     def total(self) -> Price:
-        cores = self._cores()
-        compute = self._compute(cores) * self._slot() / self._busy()
+        cores, spill = self._cores(), self._spill()
+        costs = [(self._statement(op, needs), self._shared(op)) for op, needs in self.statements]
+        alone = sum(cost for cost, _ in costs) * spill
+        spread = sum(cost / (cores if shared else 1) for cost, shared in costs) * spill
+        compute = spread * self._slot() / self._busy()
         traffic = tuple(self._traffic(cores))
         seconds = max(compute, *(t for _, t in traffic)) + 0.3 * compute
         start = self.machine.rates.launch + (FORK if cores > 1 else 0)
-        return Price(seconds + start, compute, traffic, self._compute(1) / self._compute(cores))
+        return Price(seconds + start, compute, traffic, alone / spread)
 
     def _slot(self) -> float:
         """Seconds of one vector operation at full throughput."""
@@ -106,11 +116,6 @@ class _Pricing:
         return size if size is not None else ceil(self.sizes[axis] / step)
 
     # ---- operations
-    def _compute(self, cores: float) -> float:
-        work = sum(self._statement(op) / (cores if self._shared(op) else 1)
-                   for op in self.kernel.body.ops if self._is_stmt(op))
-        return work * self._spill()
-
     def _shared(self, op: Op) -> bool:
         """Whether some parallel loop is around a statement or an access."""
         return bool(self.parallel.intersection(nest_of(op))) or self._around(op) > 0
@@ -128,16 +133,12 @@ class _Pricing:
         excess = max(used.values(), default=0) + 3 - self.machine.registers
         return 1 + 4 * max(0.0, excess) / self.machine.registers
 
-    def _is_stmt(self, op: Op) -> bool:
-        return isinstance(op, loop.Fold | loop.Contract | loop.Scan | loop.Store) or any(
-            self.mapping.placed(r.name) for r in op.results)
-
-    def _statement(self, op: Op) -> float:
+    def _statement(self, op: Op, needs: tuple[Op, ...]) -> float:
         """Vector operations of one statement over its whole nest."""
-        axes = nest_of(op)
-        steps = prod(self._trips(s.axis, s.step, s.size) for n, s in enumerate(self.nest.loops)
-                     if s.axis in axes or n < self._around(op))
-        inside = sum(self._leaf(x) for x in self._needs(op))
+        axes, around = nest_of(op), self._around(op)
+        steps = prod(trips for n, (s, trips) in enumerate(
+            zip(self.nest.loops, self.trips, strict=True)) if s.axis in axes or n < around)
+        inside = sum(map(self._leaf, needs))
         own = self._own(op)
         return steps * (max(inside + own, self._chain(op)) + LOOP)
 
@@ -147,24 +148,17 @@ class _Pricing:
         return max((n + 1 for n, s in enumerate(self.nest.loops) for p in places
                     if (s.axis, s.level) == (p.axis, p.level)), default=0)
 
-    def _needs(self, op: Op) -> list[Op]:
-        """The unplaced maps and loads behind a statement."""
-        seen: dict[Op, None] = {}
-        todo = list(op.operands())
-        while todo:
-            made = self.defs.get(todo.pop())
-            if made is None or made in seen or self._is_stmt(made):
-                continue
-            seen[made] = None
-            todo += made.operands()
-        return list(seen)
-
     def _vectors(self, axes: tuple[str, ...]) -> int:
         return prod(self.units[a] for a in axes)
 
     def _leaf(self, op: Op) -> float:
-        axes = nest_of(op)
-        count = self._vectors(axes)
+        if op not in self.leaves:
+            self.leaves[op] = self._values(op)
+        return self.leaves[op]
+
+    def _values(self, op: Op) -> float:
+        """Vector operations of a map or load at a leaf."""
+        count = self._vectors(nest_of(op))
         match op:
             case loop.Load():
                 return count * self._access(op)
@@ -212,12 +206,11 @@ class _Pricing:
     def _traffic(self, cores: float) -> Iterator[tuple[str, float]]:
         """Seconds that each memory behind a cache needs."""
         spaces = self.machine.spaces
-        depths = range(len(self.nest.loops) + 1)
-        around = self._loops_around()
-        together = {x for op in self.kernel.body.ops if self._is_stmt(op) and self._shared(op)
-                    for x in (op, *self._needs(op))}
+        depths, around = range(len(self.covered)), self._loops_around()
+        together = {x for op, needs in self.statements if self._shared(op) for x in (op, *needs)}
+        footprints = [sum(self._bytes(x, d) for x in self.accesses) for d in depths]
         for cache, behind in pairwise(spaces):
-            fits = next((d for d in depths if self._footprint(d) <= 1.5 * cache.bytes), depths[-1])
+            fits = next((d for d in depths if footprints[d] <= 1.5 * cache.bytes), depths[-1])
             waste = behind is not spaces[1]  # the nearest cache serves any line equally well
             shared = cores if behind.owner else 1 + (cores - 1) * 0.8
             moved = sum(self._again(x, around[x], fits) * self._bytes(x, fits)
@@ -230,12 +223,12 @@ class _Pricing:
         found: dict[Op, set[int]] = {x: set() for x in self.accesses}
         waits = {self.mapping.carried(r.name): op.axis for op in self.kernel.body.ops
                  if isinstance(op, loop.Fold | loop.Contract) for r in op.results}
-        for op in filter(self._is_stmt, self.kernel.body.ops):
+        for op, needs in self.statements:
             axes, outer = nest_of(op), self._around(op)
             carried = waits.get(op.buf.name) if isinstance(op, loop.Store) else None
             here = {n for n, s in enumerate(self.nest.loops)
                     if s.axis in axes or n < outer or (s.axis == carried and not s.innermost)}
-            for x in found.keys() & {op, *self._needs(op)}:
+            for x in found.keys() & {op, *needs}:
                 found[x] |= here
         return found
 
@@ -244,20 +237,11 @@ class _Pricing:
         axes, outer = nest_of(op), depth
         while outer and self.nest.loops[outer - 1].axis not in axes:
             outer -= 1
-        return prod(self._trips(s.axis, s.step, s.size)
-                    for n, s in enumerate(self.nest.loops[:outer]) if n in around)
-
-    def _covered(self, axis: str, depth: int) -> int:
-        """Elements of an axis that the loops from `depth` inward run over."""
-        outer = [s for s in self.nest.loops[:depth] if s.axis == axis]
-        return min(self.sizes[axis], outer[-1].step) if outer else self.sizes[axis]
+        return prod(self.trips[n] for n in range(outer) if n in around)
 
     def _bytes(self, op: loop.Load | loop.Store, depth: int) -> float:
-        size = dtype_of(op.buf.type).bytes
-        return size * prod(self._covered(a, depth) for a in nest_of(op))
-
-    def _footprint(self, depth: int) -> float:
-        return sum(self._bytes(x, depth) for x in self.accesses)
+        covered = self.covered[depth]
+        return dtype_of(op.buf.type).bytes * prod(covered[a] for a in nest_of(op))
 
     def _derate(self, op: loop.Load | loop.Store) -> float:
         """Short contiguous runs waste bandwidth: prefetchers and pages follow long ones."""
@@ -275,7 +259,7 @@ class _Pricing:
         if others:
             depth, step = others[-1][0] + 1, others[-1][1]
             far = stride(op, step.axis) * size >= PAGE
-        return 1 + (6 if far else 1) * 256 / (self._covered(run, depth) * size + 1)
+        return 1 + (6 if far else 1) * 256 / (self.covered[depth][run] * size + 1)
 
 
 def known(expr: Expr, hints: Mapping[str, int]) -> int:
@@ -283,6 +267,28 @@ def known(expr: Expr, hints: Mapping[str, int]) -> int:
     if expr.const_value is not None:
         return expr.const_value
     return int(expr.evaluate({s: hints.get(s, DEFAULT_SIZE) for s in expr.symbols()}))
+
+
+@lru_cache(64)
+def _statements(kernel: Func, placed: frozenset[str]) -> tuple[tuple[Op, tuple[Op, ...]], ...]:
+    """The statements under a mapping that has a place for those values, each with the maps and
+    loads without one that are behind it."""
+    always = loop.Fold | loop.Contract | loop.Scan | loop.Store
+    own = {op for op in kernel.body.ops if isinstance(op, always)
+           or any(r.name in placed for r in op.results)}
+    made = {r: op for op in kernel.body.ops for r in op.results}
+    return tuple((op, _needs(op, own, made)) for op in kernel.body.ops if op in own)
+
+
+def _needs(op: Op, statements: set[Op], made: Mapping[Value, Op]) -> tuple[Op, ...]:
+    seen: dict[Op, None] = {}
+    todo = list(op.operands())
+    while todo:
+        inner = made.get(todo.pop())
+        if inner is not None and inner not in seen and inner not in statements:
+            seen[inner] = None
+            todo += inner.operands()
+    return tuple(seen)
 
 
 @lru_cache(1 << 14)
