@@ -72,13 +72,14 @@ class Expr:
     const: int
     terms: tuple[tuple[int, Monomial], ...]  # in the order of printing
     poly: Mapping[Monomial, int]
+    names: frozenset[str]  # the symbols in it
 
     @staticmethod
     def of(x: int | str | Expr) -> Expr:
         """An integer, the symbol of that name, or `x` itself."""
         if isinstance(x, Expr):
             return x
-        return sym(x) if isinstance(x, str) else make({(): k} if (k := index(x)) else {})
+        return sym(x) if isinstance(x, str) else _number(index(x))
 
     def __add__(self, o: int | Expr) -> Expr:
         return make(_add(dict(self.poly), Expr.of(o).poly))
@@ -138,11 +139,14 @@ class Expr:
 
     def is_symbol(self) -> bool:
         """Whether this is one symbol and nothing else."""
-        return len(self.terms) == 1 and str(self) in self.symbols()
+        match self.terms:
+            case ((1, (Sym(),)),):
+                return not self.const
+        return False
 
     def symbols(self) -> frozenset[str]:
         """The names in it, also those inside `//` and `%`."""
-        return frozenset[str]().union(*(a.names for _, m in self.terms for a in m))
+        return self.names
 
     def subs(self, mapping: Mapping[str, Expr | int]) -> Expr:
         """All symbols in `mapping` replaced at once."""
@@ -202,8 +206,14 @@ def make(poly: Poly) -> Expr:
     made = _recombined(poly)
     if made is None:
         terms = sorted(((k, m) for m, k in poly.items() if m), key=_print_order)
-        made = Expr(poly.get((), 0), tuple(terms), poly)
+        names = frozenset[str]().union(*(a.names for _, m in terms for a in m))
+        made = Expr(poly.get((), 0), tuple(terms), poly, names)
     return _EXPRS.setdefault(key, made)
+
+
+@cache
+def _number(k: int) -> Expr:
+    return make({(): k} if k else {})
 
 
 def _print_order(term: tuple[int, Monomial]) -> tuple[bool, int, int, int, str]:

@@ -8,7 +8,9 @@ A bound may be an expression over sizes; proofs are sound but incomplete.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from math import gcd, inf, isinf
+from typing import TypeAlias
 
 from rung.core.expr import (
     ZERO,
@@ -37,7 +39,26 @@ def range_of(e: Expr, bounds: Bounds) -> tuple[int | None, int | None]:
 
 def simplified(e: Expr, bounds: Bounds) -> Expr:
     """An expression equal to `e` for all values in bounds, with fewer `//` and `%`."""
-    return _Simplifier(bounds, {}).expr(e)
+    return _simplified(e, _relevant(e, bounds))
+
+
+Known: TypeAlias = "tuple[tuple[str, tuple[int | Expr, int | Expr | None]], ...]"
+
+
+def _relevant(e: Expr, bounds: Bounds) -> Known:
+    """The bounds of the symbols in `e`, and of those in these bounds: a key of what follows."""
+    found, names = dict.fromkeys(e.names), list(e.names)
+    while names:
+        for end in bounds.get(names.pop(), ()):
+            more = end.names - found.keys() if isinstance(end, Expr) else ()
+            names += more
+            found.update(dict.fromkeys(more))
+    return tuple((name, bounds[name]) for name in found if name in bounds)
+
+
+@lru_cache(1 << 16)
+def _simplified(e: Expr, known: Known) -> Expr:
+    return _Simplifier(dict(known), {}).expr(e)
 
 
 def _interval(e: Expr, bounds: Bounds) -> Interval:
@@ -122,6 +143,12 @@ def _atom_lower(a: Atom, k: Expr, down: bool, bounds: Bounds) -> tuple[Expr | No
 def prove_nonneg(e: Expr | int, bounds: Bounds) -> bool:
     """True only if e >= 0 for all values in bounds; False says nothing."""
     e = Expr.of(e)
+    return _nonneg(e, _relevant(e, bounds)) if e.terms else e.const >= 0
+
+
+@lru_cache(1 << 16)
+def _nonneg(e: Expr, known: Known) -> bool:
+    bounds = dict(known)
     return _interval(e, bounds)[0] >= 0 or _lower(e, bounds) >= 0
 
 

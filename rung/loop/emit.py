@@ -34,6 +34,8 @@ class Emitter(Builder):
     def __init__(self, axes: Sizes = {}, taken: Iterable[str] = ()):  # noqa: B006
         super().__init__(Names([*axes, *taken]))
         self.axes = dict(axes)
+        self.bounds: dict[str, tuple[int | Expr, int | Expr | None]] = {
+            a: (0, n - 1) for a, n in axes.items()}
         self._seen: dict[Any, tuple[Value, ...]] = {}
 
     def add(self, op: Op, *hints: str) -> tuple[Value, ...]:
@@ -48,11 +50,8 @@ class Emitter(Builder):
         """A new axis, called `name` if that is free."""
         name = self.names(name)
         self.axes[name] = extent
+        self.bounds[name] = (0, extent - 1)
         return name
-
-    @property
-    def bounds(self) -> dict[str, tuple[int | Expr, int | Expr | None]]:
-        return {a: (0, n - 1) for a, n in self.axes.items()}
 
     def index(self, e: Expr) -> Expr:
         """`e`, with fewer divisions if the extents allow."""
@@ -61,14 +60,12 @@ class Emitter(Builder):
 
     def unproved(self, mask: Iterable[Expr]) -> tuple[Expr, ...]:
         """The conditions e >= 0 that the extents do not imply, each once."""
-        bounds = self.bounds
         found = dict.fromkeys(self.index(e) for e in mask)
-        return tuple(e for e in found if not prove_nonneg(e, bounds))
+        return tuple(e for e in found if not prove_nonneg(e, self.bounds))
 
     def never(self, mask: Iterable[Expr]) -> bool:
         """Whether some condition e >= 0 fails at every point."""
-        bounds = self.bounds
-        return any(prove_nonneg(-e - 1, bounds) for e in mask)
+        return any(prove_nonneg(-e - 1, self.bounds) for e in mask)
 
     def where(self, mask: Sequence[Expr], yes: Value, no: Value) -> Value:
         """`yes` where every expression of `mask` is >= 0, else `no`."""
