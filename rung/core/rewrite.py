@@ -83,7 +83,7 @@ def merge_equal(func: Func, classes: tuple[type[Op], ...] = (Op,),
     kept: list[Op] = []
     for old in func.body.ops:
         op = old.map(values)
-        key = (type(op), tuple(_key(x) for _, x in attributes(op)))
+        key = (type(op), tuple(hashable(x) for _, x in attributes(op)))
         if not is_pure(op):
             seen = {k: x for k, x in seen.items() if not isinstance(x, LoadBase) or x.on_entry}
         if not is_pure(op) or op.blocks() or not isinstance(op, classes):
@@ -98,10 +98,10 @@ def merge_equal(func: Func, classes: tuple[type[Op], ...] = (Op,),
     return func if not values else func.with_ops(kept)
 
 
-def _key(x: Any) -> Any:
+def hashable(x: Any) -> Any:
     """A hashable stand-in that tells 1, 1.0, True, 0.0 and -0.0 apart."""
     if isinstance(x, tuple):
-        return tuple(_key(y) for y in x)
+        return tuple(hashable(y) for y in x)
     return (type(x), repr(x)) if isinstance(x, int | float) else x
 
 

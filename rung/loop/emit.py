@@ -17,7 +17,7 @@ from rung.core.expr import Expr, Sym, sym
 from rung.core.op import Builder, Effect, Func, Names, Op, Value, attributes
 from rung.core.ops import Cast, Const, IndexValue, Map, Sub
 from rung.core.ranges import prove_nonneg
-from rung.core.rewrite import _key, dead_code
+from rung.core.rewrite import dead_code, hashable
 from rung.core.types import I64, TensorType, axes_of
 from rung.loop.ir import Axes, Contract, Fold, Load, Scan, Store, free_axes, op_axes
 
@@ -41,7 +41,7 @@ class Emitter(Builder):
     def add(self, op: Op, *hints: str) -> tuple[Value, ...]:
         if op.effect is not Effect.PURE:
             return super().add(op, *hints)
-        key = (type(op), *(_key(x) for _, x in attributes(op)))
+        key = (type(op), *(hashable(x) for _, x in attributes(op)))
         if key not in self._seen:
             self._seen[key] = super().add(op, *(hints or (hint(op),)))
         return self._seen[key]

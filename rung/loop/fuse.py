@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
 from heapq import heappop, heappush
 from itertools import count
 from math import prod
@@ -25,7 +26,7 @@ from rung.core.op import Func, Op, Value
 from rung.core.ops import Const
 from rung.core.types import axes_of
 from rung.loop.emit import Declined
-from rung.loop.graph import Graph, called
+from rung.loop.graph import Graph, Memo, called
 from rung.loop.ir import Contract, Fold, Load, Scan, Store, extents_of, op_axes
 from rung.loop.splice import Piece, splice
 from rung.program.ir import Module
@@ -180,9 +181,9 @@ class _Fusion(Graph):
     others are priced when nothing else is left (rank 3) and then done by gain (rank 4).
     """
 
-    def __init__(self, ops: Iterable[Op], kernels: dict[str, Func], price: Price):
+    def __init__(self, ops: Iterable[Op], kernels: dict[str, Func], price: Price, memo: Memo):
         super().__init__(ops, kernels)
-        self.price = price
+        self.price, self.memo = price, memo
         self.serial = count()
         self.heap: list[tuple[int, float, int, int, Plan | None]] = []
         self.tried: dict[tuple[object, ...], Piece | None] = {}
@@ -273,7 +274,9 @@ class _Fusion(Graph):
         kept = frozenset(others) if mode == "keep" else frozenset()
         key = (producer, consumer, kept)
         if key not in self.tried:
-            found = self.judged(n, c, kept)
+            epochs = self.epoch[n], self.epoch[c]
+            found = self.memo(lambda: judged(producer, consumer, kept, epochs), producer, consumer,
+                              tuple(v in kept for v in producer.results), epochs[0] == epochs[1])
             self.tried[key] = found if isinstance(found, Piece) else None
             if isinstance(found, str):
                 trace.emit("declined", "fuse", f"{producer.func.name} {mode} {consumer.func.name}",
@@ -281,19 +284,6 @@ class _Fusion(Graph):
         if kept and self.tried[key] is not None and self.between(n, c):
             return None
         return self.tried[key]
-
-    def judged(self, n: int, c: int, kept: frozenset[Value]) -> Piece | Reason:
-        producer, consumer = self.piece(n), self.piece(c)
-        reason = can_fuse(producer, consumer, (self.epoch[n], self.epoch[c]))
-        if reason is not None:
-            return reason
-        try:
-            piece = splice(producer, consumer, kept)
-        except Declined as declined:
-            return str(declined)
-        stored = [b for v, b in piece.outs.items() if v in kept]
-        return (can_be(piece.func) or fits_kept(piece.func, stored)
-                or _grown(piece.func, producer.func, consumer.func) or piece)
 
     def apply(self, plan: Plan) -> None:
         trace.emit("fired", "fuse", f"{plan.olds[0].func.name} {plan.mode} "
@@ -308,6 +298,21 @@ class _Fusion(Graph):
             self.queue(n)
 
 
+def judged(producer: Piece, consumer: Piece, kept: frozenset[Value], epochs: tuple[int, int]
+           ) -> Piece | Reason:
+    """The fused piece, or why there is none."""
+    reason = can_fuse(producer, consumer, epochs)
+    if reason is not None:
+        return reason
+    try:
+        piece = splice(producer, consumer, kept)
+    except Declined as declined:
+        return str(declined)
+    stored = [b for v, b in piece.outs.items() if v in kept]
+    return (can_be(piece.func) or fits_kept(piece.func, stored)
+            or _grown(piece.func, producer.func, consumer.func) or piece)
+
+
 def _grown(fused: Func, producer: Func, consumer: Func) -> Reason | None:
     """A contraction whose nest has more points than before is computed again and again."""
     more = work(fused) > work(producer) + work(consumer)
@@ -319,5 +324,6 @@ def _grown(fused: Func, producer: Func, consumer: Func) -> Reason | None:
 def fuse(module: Module, price: Price) -> Module:
     """The module with kernels fused wherever that lowers the sum of prices."""
     kernels = {k.name: k for k in module.kernels}
-    return called(module.programs, [
-        _Fusion(program.body.ops, kernels, price).run() for program in module.programs])
+    price, memo = cache(price), Memo()
+    return called(module.programs, [_Fusion(program.body.ops, kernels, price, memo).run()
+                                    for program in module.programs])

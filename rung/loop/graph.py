@@ -6,9 +6,10 @@ of their place. `ordered` gives them back in that order as far as new dependenci
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
 from heapq import heappop, heappush
+from itertools import chain
 
 from rung.core.op import Effect, Func, Op, Value, walk
 from rung.loop.splice import Piece
@@ -92,6 +93,31 @@ class Graph:
         return waits
 
 
+class Memo:
+    """What becomes of two pieces, found once for all pairs of the same kernels called alike."""
+
+    def __init__(self) -> None:
+        self.known: dict[Hashable, str | tuple[Func, list[tuple[int, ...]]]] = {}
+
+    def __call__(self, make: Callable[[], Piece | str], a: Piece, b: Piece, *rest: Hashable
+                 ) -> Piece | str:
+        """`make()`, a piece of what `a` and `b` name or the reason against it, which depends on
+        their kernels, on which values they share, and on `rest`."""
+        calls = (a.args, a.results, a.updates, b.args, b.results, b.updates)
+        values = list(dict.fromkeys(chain(*calls)))
+        number = {v: n for n, v in enumerate(values)}
+        key = (a.func, b.func, rest, *(tuple(number[v] for v in part) for part in calls))
+        if key not in self.known:
+            made = make()
+            self.known[key] = made if isinstance(made, str) else (made.func, [
+                tuple(number[v] for v in part) for part in (made.args, made.results, made.updates)])
+        found = self.known[key]
+        if isinstance(found, str):
+            return found
+        args, results, updates = (tuple(values[n] for n in part) for part in found[1])
+        return Piece(found[0], args, results, updates)
+
+
 def sort(waits: dict[int, set[int]]) -> list[int]:
     """Each key after those that it waits for, otherwise in rising order."""
     users: dict[int, list[int]] = {}
@@ -121,19 +147,20 @@ def inputs(node: Op | Piece) -> tuple[Value, ...]:
 
 
 def called(programs: Iterable[Func], nodes: Iterable[Iterable[Op | Piece]]) -> Module:
-    """The programs over other nodes, whose pieces become kernels and calls of them."""
-    made: list[Func] = []
+    """The programs over other nodes, whose pieces become calls of kernels, the same one once."""
+    made: dict[Func, Func] = {}
 
     def call(node: Op | Piece) -> Op:
         if not isinstance(node, Piece):
             return node
-        made.append(replace(node.func, name=f"k{len(made)}"))
-        types = tuple(v.type for v in node.results)
-        return KernelCall(made[-1].name, node.args, node.updates, types, results=node.results)
+        if node.func not in made:
+            made[node.func] = replace(node.func, name=f"k{len(made)}")
+        name, types = made[node.func].name, tuple(v.type for v in node.results)
+        return KernelCall(name, node.args, node.updates, types, results=node.results)
 
     changed = [p.with_ops([call(node) for node in own])
                for p, own in zip(programs, nodes, strict=True)]
-    return Module(tuple(changed), tuple(made))
+    return Module(tuple(changed), tuple(made.values()))
 
 
 def _piece(op: KernelCall, kernels: dict[str, Func]) -> Piece:

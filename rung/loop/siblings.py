@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import reduce
+from functools import cache, reduce
 from itertools import islice
 from math import inf
 from operator import or_
@@ -24,7 +24,7 @@ from rung.core.ops import Sub
 from rung.core.rewrite import renamed
 from rung.loop.emit import Copier, Declined, Emitter
 from rung.loop.fuse import MAX_AXES, Price, Reason
-from rung.loop.graph import Graph, called, sort
+from rung.loop.graph import Graph, Memo, called, sort
 from rung.loop.ir import Contract, Fold, Load, Scan, Store, extents_of, op_axes
 from rung.loop.normalize import by_stride
 from rung.loop.splice import Piece
@@ -183,9 +183,10 @@ def join(a: Piece, b: Piece) -> Piece:
 class _Siblings(Graph):
     """Joins each kernel with the readers of what it reads, where the modelled time falls."""
 
-    def __init__(self, ops: Iterable[Op], kernels: dict[str, Func], price: Price, settle: Settle):
+    def __init__(self, ops: Iterable[Op], kernels: dict[str, Func], price: Price, settle: Settle,
+                 memo: Memo):
         super().__init__(ops, kernels)
-        self.price, self.settle = price, settle
+        self.price, self.settle, self.memo = price, settle, memo
         self.order()
 
     def order(self) -> None:
@@ -231,7 +232,8 @@ class _Siblings(Graph):
         """The kernel `a` of a group and `c` as one where that may be and bounds gain by it; None
         with the reason in the trace."""
         b = self.piece(c)
-        found = self.apart(group, c) or can_join(a, b) or self.judged(a, b)
+        found = self.apart(group, c) or can_join(a, b) or self.memo(
+            lambda: self.judged(a, b), a, b)
         if isinstance(found, str):
             trace.emit("declined", "siblings", f"{a.func.name} beside {b.func.name}", found)
             return None
@@ -274,5 +276,6 @@ class _Siblings(Graph):
 def join_siblings(module: Module, price: Price, settle: Settle) -> Module:
     """The module with kernels that read the same values joined where that lowers the price."""
     kernels = {k.name: k for k in module.kernels}
-    return called(module.programs,
-                  [_Siblings(p.body.ops, kernels, price, settle).run() for p in module.programs])
+    price, memo = cache(price), Memo()
+    return called(module.programs, [_Siblings(p.body.ops, kernels, price, settle, memo).run()
+                                    for p in module.programs])

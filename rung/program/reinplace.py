@@ -113,7 +113,7 @@ class _Work:
         old = kernel.params[call.args.index(write.dst)] if reads else out
         into = replace(old, role="mutated")
         ops = substitute(kernel.body.ops, {old: into, out: into})
-        name = f"{kernel.name}_to_{at}"
+        name = f"{kernel.name}_to_{at}_{old.name}"
         params = tuple(into if p is old else p for p in kernel.params) + (() if reads else (into,))
         outs = tuple(o for o in kernel.outs if o is not out)
         self.kernels[name] = replace(kernel.with_ops(ops), name=name, params=params, outs=outs)

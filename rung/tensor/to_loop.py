@@ -7,19 +7,21 @@
 Dimensions of size 1 get no axis. Scalar constants, indices (transposes, slices, ..) and widening
 casts go into the kernels that read them, and stay kernels only for library calls. A scatter is
 a copy and a kernel that stores into the copy in place; `reinplace` removes the copy where it can.
+Equal kernels are the same one, so that `fuse` can remember what became of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from rung.core import origins
 from rung.core.errors import LoweringError
 from rung.core.expr import ZERO, Expr, is_size, sym
-from rung.core.op import Builder, Func, Names, Op, Value
+from rung.core.op import Builder, Func, Names, Op, Value, attributes
 from rung.core.ops import Cast, Const, IndexValue, Map, Sub
-from rung.core.rewrite import dead_code
+from rung.core.rewrite import dead_code, hashable
 from rung.core.scalar import MONOIDS, SCALARS
 from rung.core.types import IndexType, TensorType, axes_of, dtype_of
 from rung.loop import ir as loop
@@ -45,12 +47,12 @@ LOWERED = (Map, Cast, Reduce, Scan, Index, Contract, Gather, Scatter, Full, Iota
 def to_loop(*programs: Func) -> Module:
     """Programs of Tensor IR ops to programs of kernel calls; LoweringError for a composite."""
     lowering = _Lowering()
-    return Module(tuple(lowering.program(p) for p in programs), tuple(lowering.kernels))
+    return Module(tuple(lowering.program(p) for p in programs), tuple(lowering.kernels.values()))
 
 
 class _Lowering:
     def __init__(self) -> None:
-        self.kernels: list[Func] = []
+        self.kernels: dict[Hashable, Func] = {}  # equal ones once
         self.names = Names()
         self.made: dict[Value, Op] = {}  # what may be read through
 
@@ -83,11 +85,28 @@ class _Lowering:
         maker = _Maker(self.made)
         _LOWER[type(op)](maker, op)
         stem = op.fn if isinstance(op, Map) else op.keyword
-        kernel = maker.kernel(self.names(stem))
-        self.kernels.append(kernel)
+        made = maker.kernel(stem)
+        key = _structure(made)
+        if key not in self.kernels:
+            self.kernels[key] = replace(made, name=self.names(stem))
+        kernel = self.kernels[key]
         updates = tuple(v for v, p in maker.params.items() if p in maker.updated)
         return KernelCall(kernel.name, tuple(maker.params), updates, (result.type,),
                           results=(result,))
+
+
+def _structure(kernel: Func) -> Hashable:
+    """Equal for kernels that a `_Maker` made in the same way: its names follow from the order."""
+    return (kernel.name, kernel.attrs, *((v.type, v.role) for v in (*kernel.params, *kernel.outs)),
+            *((type(op), *(_named(x) for _, x in attributes(op))) for op in kernel.body.ops))
+
+
+def _named(x: Any) -> Any:
+    if isinstance(x, Value):
+        return x.name
+    if isinstance(x, tuple):
+        return tuple(map(_named, x))
+    return hashable(x)
 
 
 class _Maker:

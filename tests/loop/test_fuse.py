@@ -11,6 +11,7 @@ from rung.core.cost import bound
 from rung.core.op import Func
 from rung.core.types import I64
 from rung.core.verify import verify
+from rung.loop import fuse as fuse_module
 from rung.loop import ir as loop
 from rung.loop.canonical import canonical
 from rung.loop.fuse import fuse
@@ -34,6 +35,22 @@ ONE = [models.relu_mm(), models.softmax(), models.colsum(), models.floor_add(), 
        models.layer_norm(), models.swiglu(), models.attend(), models.attend(32, 2048, 64),
        models.norm_linear(1, 4096, 4096), models.norm_linear(4, 4096, 4096),
        models.relu_mm(512, 4096, 4096), models.linear_bf16()]
+
+
+@pytest.mark.parametrize("blocks", [1, 6])
+def test_equal_kernels_are_fused_once(blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    p = Prog()
+    xs = [p.param(f"x{n}", 8, 16) for n in range(blocks)]
+    program = p.done(*[p.map("relu", p.map("add", x, 1.0)) for x in xs])
+    spliced: list[str] = []
+    real = fuse_module.splice
+    monkeypatch.setattr(fuse_module, "splice", lambda a, b, kept: (
+        spliced.append(a.func.name), real(a, b, kept))[1])
+    before = to_loop(program)
+    after = fuse(before, price)
+    assert len(before.kernels) == 2 and len(spliced) == 1 and len(after.kernels) == 1
+    assert len(after.main.body.ops) == blocks + 1
+    check(before, after, draw(program))
 
 
 @pytest.mark.parametrize("program", ONE, ids=lambda p: p.name)
