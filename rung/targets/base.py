@@ -7,12 +7,13 @@ host calls with addresses: `launch(address of each buffer..., size symbols...)`,
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any
 
-from rung.core.errors import RungError
+from rung.core.errors import LaunchError, RungError
 from rung.core.expr import ONE, Expr, is_size
 from rung.core.machine import Machine
 from rung.core.op import Func, Value, expressions, walk
@@ -76,30 +77,34 @@ class Signature:
     boxed: bool = False
 
 
-class Target(Protocol):
-    """One machine to compile for."""
+class Target(ABC):
+    """One machine to compile for; `name` is that of `options={"target": name}`.
 
-    @property
-    def name(self) -> str:
-        """As in `options={"target": name}`."""
+    What a machine need not have says no here: libraries, a cache of its code, faster calls.
+    """
 
-    @property
-    def machine(self) -> Machine: ...
+    name: str
+    machine: Machine
 
     @property
     def libraries(self) -> Sequence[Library]:
         """Library calls that compute whole kernels."""
+        return ()
 
     def keeps_call(self, call: str, operands: Sequence[Type], hints: Mapping[str, int]) -> bool:
         """Whether an ATen overload, which could be opened, is better called as it is."""
+        return False
 
+    @abstractmethod
     def candidates(self, kernel: Func, machine: Machine, hints: Mapping[str, int]
                    ) -> Iterable[TileMapping]:
         """Mappings worth pricing for a kernel."""
 
+    @abstractmethod
     def emit(self, kernels: Sequence[Func]) -> str:
         """One source file for kernels of Kernel IR, which the target's compiler takes as it is."""
 
+    @abstractmethod
     def load(self, kernels: Sequence[Func], source: str, stretches: Sequence[Stretch] = ()
              ) -> Mapping[str, Launch]:
         """A launch for each kernel and stretch, by name. TargetCompileError or LaunchError if
@@ -107,19 +112,22 @@ class Target(Protocol):
 
     def identity(self) -> str:
         """All that source and libraries depend on besides the kernels: machine, compiler, flags."""
+        return self.name
 
     def reload(self, library: str, stretches: Sequence[str]) -> Mapping[str, Launch] | None:
         """The launches of stretches from the library in the cache that is called as the `file` of
         a launch said; None if it is gone."""
+        return None
 
-    def bind(self, signature: Signature, launch: Launch, slow: Launch, **rest: Any
-             ) -> Launch:
+    def bind(self, signature: Signature, launch: Launch, slow: Launch, **rest: Any) -> Launch:
         """`slow`, Python that calls the launch of a stretch, or what does the same faster; `rest`
         is what that needs of the host."""
+        return slow
 
     def call(self, kernel: Func) -> Launch:
         """What runs a kernel that is a library's, on the tensors that are its parameters, and gives
         its output."""
+        raise LaunchError(f"{self.name} calls no libraries")
 
 
 def is_library(kernel: Func) -> bool:

@@ -14,7 +14,7 @@ from rung.core.errors import LaunchError
 from rung.core.machine import Machine
 from rung.core.op import Func
 from rung.core.types import Type
-from rung.targets.base import Launch, Signature, Stretch, buffers_of, symbols_of
+from rung.targets.base import Launch, Signature, Stretch, Target, buffers_of, symbols_of
 from rung.targets.cpu import glue
 from rung.targets.cpu.build import build, command_for, folder, is_whole, version
 from rung.targets.cpu.emit import emit, emit_units
@@ -26,7 +26,7 @@ from rung.tile.mapping import Mapping as TileMapping
 
 
 @dataclass(frozen=True)
-class Cpu:
+class Cpu(Target):
     """One instruction set of x86-64."""
 
     name: str

@@ -4,30 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rung.core.errors import LaunchError
 from rung.core.machine import Machine
 from rung.core.op import Func
-from rung.core.types import Type
-from rung.targets.base import Launch, Signature, Stretch
+from rung.targets.base import Launch, Stretch, Target
 from rung.targets.cuda.emit import emit
 from rung.targets.cuda.machine import SM90
-from rung.tile.atoms import Library
 from rung.tile.candidates_gpu import candidates
 from rung.tile.mapping import Mapping as TileMapping
 
 
 @dataclass(frozen=True)
-class Cuda:
+class Cuda(Target):
     """Hopper; later GPUs run its code only after another build."""
 
     name: str = SM90.name
     machine: Machine = SM90
-    libraries: Sequence[Library] = ()
-
-    def keeps_call(self, call: str, operands: Sequence[Type], hints: Mapping[str, int]) -> bool:
-        return False
 
     def candidates(self, kernel: Func, machine: Machine, hints: Mapping[str, int]
                    ) -> Iterable[TileMapping]:
@@ -39,19 +32,6 @@ class Cuda:
     def load(self, kernels: Sequence[Func], source: str, stretches: Sequence[Stretch] = ()
              ) -> Mapping[str, Launch]:
         raise LaunchError("kernels for CUDA are emitted and compiled, but not launched yet")
-
-    def identity(self) -> str:
-        return self.name
-
-    def reload(self, library: str, stretches: Sequence[str]) -> Mapping[str, Launch] | None:
-        return None
-
-    def bind(self, signature: Signature, launch: Launch, slow: Launch, **rest: Any
-             ) -> Launch:
-        return slow
-
-    def call(self, kernel: Func) -> Launch:
-        raise LaunchError("no CUDA libraries are called yet")
 
 
 def target(name: str) -> Cuda:

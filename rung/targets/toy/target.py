@@ -16,10 +16,9 @@ from rung.core.scalar import round_bf16
 from rung.core.types import BF16, BOOL, ArrayType, Type, dtype_of, shape_of
 from rung.kernel.ir import Alloc, run_kernel_ir
 from rung.kernel.moves import Engine
-from rung.targets.base import Launch, Launched, Signature, Stretch, buffers_of, symbols_of
+from rung.targets.base import Launch, Launched, Stretch, Target, buffers_of, symbols_of
 from rung.targets.toy.emit import emit
 from rung.targets.toy.machine import TOY
-from rung.tile.atoms import Library
 from rung.tile.candidates_explicit import candidates
 from rung.tile.mapping import Mapping as TileMapping
 
@@ -50,15 +49,11 @@ class ToyEngine(Engine):
 
 
 @dataclass(frozen=True)
-class Toy:
+class Toy(Target):
     """The one toy machine."""
 
     name: str = TOY.name
     machine: Machine = TOY
-    libraries: Sequence[Library] = ()
-
-    def keeps_call(self, call: str, operands: Sequence[Type], hints: Mapping[str, int]) -> bool:
-        return False
 
     def candidates(self, kernel: Func, machine: Machine, hints: Mapping[str, int]
                    ) -> Iterable[TileMapping]:
@@ -71,19 +66,6 @@ class Toy:
              ) -> Mapping[str, Launch]:
         launches = {k.name: _launch(k) for k in kernels}
         return launches | {s.name: _run_stretch(s, launches) for s in stretches}
-
-    def identity(self) -> str:
-        return self.name
-
-    def reload(self, library: str, stretches: Sequence[str]) -> Mapping[str, Launch] | None:
-        return None
-
-    def bind(self, signature: Signature, launch: Launch, slow: Launch, **rest: Any
-             ) -> Launch:
-        return slow
-
-    def call(self, kernel: Func) -> Launch:
-        raise LaunchError("the toy has no libraries")
 
 
 def target(name: str) -> Toy:
