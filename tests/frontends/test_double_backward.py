@@ -48,6 +48,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "views of a result": lambda x, w: (z := (x @ w).sin(), z.t(), z[0]),
     "a result that needs no gradient": lambda x, w: (x.detach() + 1, x * x * w.t(), x > 0),
     "an update": _updates,
+    "padding that goes round": lambda x, w: F.pad(x[None], (1, 2), mode="circular").sin() * w.sum(),
     "a norm": lambda x, w: F.layer_norm(x, (4,)) @ F.softmax(w, 0),
     "the same argument twice": lambda x, w: x * x * x + w.t(),
 }

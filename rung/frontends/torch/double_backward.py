@@ -76,11 +76,21 @@ def _arity(graph: fx.GraphModule) -> int:
     return sum(n.op == "placeholder" for n in graph.graph.nodes)
 
 
+class _Differentiable(fx.Interpreter):
+    """Runs a graph; the functional `copy`, which has no derivative, as what has one."""
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if target is torch.ops.aten.copy.default:
+            onto, source = args[:2]
+            return source.to(onto.dtype).expand_as(onto).clone()
+        return super().call_function(target, args, kwargs)
+
+
 def _eager(graph: fx.GraphModule, inputs: Sequence[Any],
            grads: Sequence[Any]) -> tuple[torch.Tensor | None, ...]:
     """The gradients of the inputs, differentiable, from those of the graph's first results."""
     # what the graph kept for its backward pass comes after the results that have gradients
-    pairs = [(y, g) for y, g in zip(graph(*inputs), grads, strict=False)
+    pairs = [(y, g) for y, g in zip(_Differentiable(graph).run(*inputs), grads, strict=False)
              if isinstance(y, torch.Tensor) and y.requires_grad and g is not None]
     wanted = [x for x in inputs if isinstance(x, torch.Tensor) and x.requires_grad]
     found: Any = torch.autograd.grad([y for y, _ in pairs], wanted, [g for _, g in pairs],
