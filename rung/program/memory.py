@@ -85,9 +85,9 @@ class Plan:
 def plan(program: Func, native: Callable[[Op], bool] = lambda op: isinstance(op, KernelCall)
          ) -> Plan:
     """Storages, offsets and steps of one program; pure. What only `native` ops and views see lies
-    in the workspace; the others take and give tensors."""
+    in the workspace; the others take and give tensors, which live while a view of them does."""
     ops = [op for op in program.body.ops if op.results or not _is_pure(op)]
-    storages = _held(_storages(program, ops), ops)
+    storages = _storages(program, ops)
     tensors = {v for op in ops if not (native(op) or is_view(op))
                for v in (*op.results, *_reads(op))}
     fixed = [s for s in storages if s.role == "temp" and s.bytes.const_value is not None
@@ -160,21 +160,6 @@ def _storages(program: Func, ops: Sequence[Op]) -> list[Storage]:
         return Storage(root.name, role, _bytes(root), tuple(values), first, max(uses, default=0))
 
     return [storage(root, values) for root, values in _classes(program, ops).items()]
-
-
-def _held(storages: list[Storage], ops: Sequence[Op]) -> list[Storage]:
-    """Storages that live as long as what library calls made of them, which may be views."""
-    home = {v: n for n, s in enumerate(storages) for v in s.values}
-    for op in reversed(ops):
-        if not isinstance(op, Call | Composite | Apply):
-            continue
-        made = [storages[home[r]] for r in op.results if r in home]
-        for n in {home[v] for v in _reads(op) if v in home}:
-            s = storages[n]
-            last = max([s.last, *(m.last for m in made)])
-            escapes = s.role == "temp" and any(m.role == "output" for m in made)
-            storages[n] = replace(s, last=last, role="output" if escapes else s.role)
-    return storages
 
 
 def _reads(op: Op) -> set[Value]:

@@ -134,6 +134,22 @@ def test_a_reshape_is_a_view(results: str, left: list[str]) -> None:
     assert made.home[module.main.body.last.operands()[-1]].role == "output"
 
 
+def test_what_a_call_reads_is_a_tensor_until_then() -> None:
+    """Whatever the call makes of it holds its memory by itself."""
+    (program,) = parse_module("""
+program p(x: f32[64])
+  t = kernel floor(x) : f32[64]
+  u = call aten.neg.default(t) : f32[64]
+  v = kernel floor(u) : f32[64]
+  w = kernel floor(v) : f32[64]
+  return w
+""", VOCABULARIES)
+    made = plan(program)
+    homes = {v.name: s for v, s in made.home.items()}
+    assert (homes["t"].offset, homes["t"].last) == (None, 1)
+    assert homes["v"].offset == 0 and made.workspace == homes["v"].bytes.const_value
+
+
 def test_the_plan_of_a_layer() -> None:
     made = plan(finished(models.transformer(2)).main)
     assert made.launches == 16
