@@ -220,19 +220,22 @@ def _lines(shape: Shape, vectors: dict[str, int], tile: dict[str, int], shared: 
 
 def _column_first(shape: Shape, vectors: dict[str, int], tile: dict[str, int],
                   shared: str | None, cores: int) -> Iterator[tuple[AxisLine, ...]]:
-    """Reduced axes outside: the input streams by rows, the accumulators wait in an array."""
+    """Reduced axes outside: the input streams by rows, the accumulators wait in an array, where
+    several rows at once find them."""
     if any(a in vectors for a in shape.reduced):
         return
     extents = loop.extents_of(shape.kernel)
     split = shared is not None and cores > 1 and extents[shared].const_value is not None
-    lines = [AxisLine(a, (("l1", None), *_inside(a, vectors, tile))) for a in shape.reduced]
-    for axis in shape.sizes:
-        if axis not in shape.reduced:
-            share: tuple[tuple[str, int | None], ...] = ()
-            if split and axis == shared:
-                share = (("core", cores),)
-            lines.append(AxisLine(axis, (*share, ("seq", None), *_inside(axis, vectors, tile))))
-    yield tuple(lines)
+    last = shape.reduced[-1]
+    for rows in (1, 8) if shape.main is None and shape.sizes[last] >= 8 else (1,):
+        more = {**tile, last: rows} if rows > 1 else tile
+        lines = [AxisLine(a, (("l1", None), *_inside(a, vectors, more))) for a in shape.reduced]
+        for axis in shape.sizes:
+            if axis not in shape.reduced:
+                share = (("core", cores),) if split and axis == shared else ()
+                lines.append(AxisLine(axis, (*share, ("seq", None), *_inside(
+                    axis, vectors, more))))
+        yield tuple(lines)
 
 
 def _inside(axis: str, vectors: dict[str, int], tile: dict[str, int]

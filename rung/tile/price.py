@@ -192,10 +192,19 @@ class _Pricing:
         if isinstance(op, loop.Store):
             return count * self._access(op) * (2 if op.combine else 1)
         if isinstance(op, loop.Contract):
-            return count / (ATOM if op.result.name in self.used and self.machine.lanes > 1 else 1)
+            atom = op.result.name in self.used and self.machine.lanes > 1
+            return count / (ATOM if atom else 1) + self._kept(op)
         if isinstance(op, loop.Fold | loop.Scan):
-            return count * (1.0 if len(op.results) == 1 else 30.0)
+            return count * (1.0 if len(op.results) == 1 else 30.0) + self._kept(op)
         return count * 0.7  # a placed value's store
+
+    def _kept(self, op: loop.Fold | loop.Contract | loop.Scan) -> float:
+        """Cost of a state that waits in an array from step to step: where loops over free axes
+        run inside of the one over the axis that is folded."""
+        last = max((n for n, s in enumerate(self.nest.loops) if s.axis == op.axis), default=0)
+        free = tuple(a for a in nest_of(op) if a != op.axis)
+        inside = any(s.axis in free for s in self.nest.loops[last + 1:])
+        return 1.2 * len(op.results) * self._vectors(free) if inside and not self.threads else 0.0
 
     def _chain(self, op: Op) -> float:
         if not isinstance(op, loop.Fold | loop.Contract | loop.Scan) or self.threads:
@@ -208,9 +217,11 @@ class _Pricing:
         spaces = self.machine.spaces
         depths, around = range(len(self.covered)), self._loops_around()
         together = {x for op, needs in self.statements if self._shared(op) for x in (op, *needs)}
+        first = next((n for n, s in enumerate(self.nest.loops) if s.kind == GRID), len(depths))
         footprints = [sum(self._bytes(x, d) for x in self.accesses) for d in depths]
         for cache, behind in pairwise(spaces):
-            fits = next((d for d in depths if footprints[d] <= 1.5 * cache.bytes), depths[-1])
+            room = [cache.bytes / (cores if d > first and not cache.owner else 1) for d in depths]
+            fits = next((d for d in depths if footprints[d] <= room[d]), depths[-1])
             waste = behind is not spaces[1]  # the nearest cache serves any line equally well
             shared = cores if behind.owner else 1 + (cores - 1) * 0.8
             moved = sum(self._again(x, around[x], fits) * self._bytes(x, fits)

@@ -9,7 +9,8 @@ from rung.core.parse import parse_module
 from rung.loop import ir as loop
 from rung.targets.cpu.libraries import LIBRARIES
 from rung.targets.cpu.machine import AVX512
-from rung.tile.choose import estimate
+from rung.tile.candidates_cpu import candidates
+from rung.tile.choose import choose, estimate
 from rung.tile.mapping import parse_mapping
 from rung.tile.price import price
 
@@ -62,3 +63,26 @@ def test_costly_functions_are_materialised_before_a_matmul_and_cheap_ones_are_no
         return sum(parts) - whole
     assert gain("x[i,k] + 1.0", 512) > 0
     assert gain("exp(x[i,k])", 512) < 0 < gain("exp(x[i,k])", 4)
+
+
+def test_several_rows_at_once_find_a_state_that_waits_in_an_array() -> None:
+    """Columns are summed row by row, as they lie in memory; a step brings its sums and stores
+    them, which pays for more than one row."""
+    func = kernel("kernel colsum(x: f32[4096,4096]) -> y: f32[4096]\n"
+                  "  c = fold add x[i,j] over i 4096 : f32 over j acc f32\n  y[j] = c\n")
+    machine = replace(AVX512, cores=2)
+    found = choose(func, machine, candidates).kernel.attr("mapping")
+    assert found.axes[0].axis == "i" and dict(found.axis("i").splits)["reg"] > 1
+    alone = parse_mapping("map colsum on cpu.avx512\n  i: l1 *\n"
+                          "  j: core 2, seq *, reg 2, simd 16\n")
+    assert price(func, found, machine).compute < 0.8 * price(func, alone, machine).compute
+
+
+def test_what_each_core_reads_shares_the_cache_of_all() -> None:
+    """Two cores with 20 MiB each do not keep it in the 32 MiB that they share."""
+    text = MATMUL.format(m=128, n=768, k=40000, more="")
+    apart = "map mm on cpu.avx512\n  j: core *, reg 3, simd 16\n  i: l1 *, reg 8\n  k: seq *\n"
+    func = kernel(text + apart)
+    seconds = [dict(price(func, func.attr("mapping"), replace(AVX512, cores=n)).traffic)["dram"]
+               for n in (1, 2)]
+    assert 1.8 * seconds[1] > 1.2 * seconds[0]  # they have 1.8 times the bandwidth of one
