@@ -276,6 +276,6 @@ class _Siblings(Graph):
 def join_siblings(module: Module, price: Price, settle: Settle) -> Module:
     """The module with kernels that read the same values joined where that lowers the price."""
     kernels = {k.name: k for k in module.kernels}
-    price, memo = cache(price), Memo()
+    price, settle, memo = cache(price), cache(settle), Memo()
     return called(module.programs, [_Siblings(p.body.ops, kernels, price, settle, memo).run()
                                     for p in module.programs])

@@ -135,7 +135,7 @@ def _marks(ops: Sequence[Op]) -> list[int]:
     marks = []
     for n, op in enumerate(ops):
         key: Hashable = (type(op), tuple(_shape(x) for _, x in attributes(op)),
-                         tuple(str(r.type) for r in op.results))
+                         tuple(r.type for r in op.results))
         if op.effect is not Effect.PURE or isinstance(op, Apply):
             key = n
         marks.append(table.setdefault(key, len(table)))
@@ -213,7 +213,7 @@ def _flow(reads: _Reads, segment: range) -> Hashable:
 
     def place(v: Value) -> Hashable:
         if v in outside:
-            return outside[v], str(v.type)
+            return outside[v], v.type
         at = reads.maker[v]
         return (at - segment.start, ops[at].results.index(v)) if at in segment else v
 
