@@ -6,7 +6,7 @@ origins of what they replace.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -98,7 +98,7 @@ def merge_equal(func: Func, classes: tuple[type[Op], ...] = (Op,),
     return func if not values else func.with_ops(kept)
 
 
-def hashable(x: Any) -> Any:
+def hashable(x: object) -> Hashable:
     """A hashable stand-in that tells 1, 1.0, True, 0.0 and -0.0 apart."""
     if isinstance(x, tuple):
         return tuple(hashable(y) for y in x)

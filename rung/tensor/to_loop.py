@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from rung.core import origins
 from rung.core.errors import LoweringError
@@ -101,7 +100,7 @@ def _structure(kernel: Func) -> Hashable:
             *((type(op), *(_named(x) for _, x in attributes(op))) for op in kernel.body.ops))
 
 
-def _named(x: Any) -> Any:
+def _named(x: object) -> Hashable:
     if isinstance(x, Value):
         return x.name
     if isinstance(x, tuple):
