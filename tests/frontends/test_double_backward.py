@@ -50,6 +50,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "an update": _updates,
     "padding that goes round": lambda x, w: F.pad(x[None], (1, 2), mode="circular").sin() * w.sum(),
     "a norm": lambda x, w: F.layer_norm(x, (4,)) @ F.softmax(w, 0),
+    "nothing that is kept": lambda x, w: (x + w.t()) * 2,
+    "an argument of which nothing is kept": lambda x, w: x.view(-1)[2:] + w.sin().view(-1)[2:],
     "the same argument twice": lambda x, w: x * x * x + w.t(),
 }
 
@@ -102,3 +104,14 @@ def test_inputs_are_released_after_the_last_backward_pass() -> None:
     del y
     out.sum().backward()
     assert gone() is None and x.grad is not None
+
+
+def test_an_input_that_autograd_does_not_keep_is_released_at_once() -> None:
+    x, w = inputs()
+    y, z = x * 1, w * 1
+    gone, kept = weakref.ref(y), weakref.ref(z)
+    out = torch.compile(lambda y, z: (y + 1) * 2 + z.sin().t(), backend="rung")(y, z)
+    del y, z
+    assert gone() is None and kept() is not None
+    out.sum().backward()
+    assert kept() is None and x.grad is not None

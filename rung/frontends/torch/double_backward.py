@@ -2,7 +2,8 @@
 
 AOTAutograd's backward graph reads values that its forward graph kept, and these know no inputs; so
 AOTAutograd raises. Here the function of autograd that it makes for a graph remembers the inputs of
-a call, and under `create_graph=True` the forward graph runs again on them in eager.
+a call, and under `create_graph=True` the forward graph runs again on them in eager. An input that
+nothing kept for the backward pass comes of has no influence on it: of that, the layout is enough.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import fx
 from rung.frontends.torch import compat
 
 Function: Any = torch.autograd.Function
+Pass = Callable[..., Any]
 
 
 @contextmanager
@@ -27,7 +29,7 @@ def differentiable(graphs: Sequence[fx.GraphModule]) -> Iterator[None]:
     """
     def made(cls: Any, /, **_: Any) -> None:
         if hasattr(cls, "_aot_id") and graphs and repeats(graphs[0]):
-            cls.forward = staticmethod(_remembering(cls.forward))
+            cls.forward = staticmethod(_remembering(cls.forward, felt(graphs[0])))
             cls.backward = staticmethod(_backward(cls.backward, graphs[0]))
 
     Function.__init_subclass__ = classmethod(made)
@@ -44,19 +46,42 @@ def repeats(graph: fx.GraphModule) -> bool:
         op._schema.is_mutable or torch.Tag.nondeterministic_seeded in op.tags) for op in ops)
 
 
-def _remembering(forward: Callable[..., Any]) -> Callable[..., Any]:
+def felt(graph: fx.GraphModule) -> list[bool]:
+    """For each input of a forward graph, whether what is kept for the backward pass comes of it."""
+    inputs, results = compat.described(graph)
+    live = {node for node, what in results if isinstance(node, fx.Node) and (
+        what is None or type(what).__name__.startswith("SavedForBackwards"))}
+    for node in reversed(graph.graph.nodes):
+        if node in live:
+            live.update(node.all_input_nodes)
+    return [node in live for node, _ in inputs]
+
+
+def _remembering(forward: Pass, needed: Sequence[bool]) -> Pass:
     def run(ctx: Any, *args: Any) -> Any:
-        ctx.inputs_of_call = args
-        ctx.versions_of_inputs = _versions(args)
+        whole = needed if len(needed) == len(args) else [True] * len(args)
+        ctx.inputs_of_call = [_like(x) if not keep and _is_plain(x) else x
+                              for x, keep in zip(args, whole, strict=True)]
+        ctx.versions_of_inputs = _versions(ctx.inputs_of_call)
         return forward(ctx, *args)
     return run
+
+
+def _is_plain(x: Any) -> bool:
+    return type(x) is torch.Tensor and x.layout is torch.strided
+
+
+def _like(x: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """What makes a tensor of ones in the layout of `x`, without holding on to it."""
+    shape, strides, dtype, grad = x.shape, x.stride(), x.dtype, x.requires_grad
+    return lambda: torch.empty_strided(shape, strides, dtype=dtype).fill_(1).requires_grad_(grad)
 
 
 def _versions(args: Sequence[Any]) -> list[int]:
     return [x._version for x in args if isinstance(x, torch.Tensor) and not x.is_inference()]
 
 
-def _backward(backward: Callable[..., Any], graph: fx.GraphModule) -> Callable[..., Any]:
+def _backward(backward: Pass, graph: fx.GraphModule) -> Pass:
     def run(ctx: Any, *grads: Any) -> Any:
         inputs = ctx.inputs_of_call
         if not compat.keeps_graph():
@@ -68,7 +93,7 @@ def _backward(backward: Callable[..., Any], graph: fx.GraphModule) -> Callable[.
                                "modified by an inplace operation")
         # torch 2.13 hands them over as one list
         given = grads[0] if grads and isinstance(grads[0], list) else grads
-        return _eager(graph, inputs, given)
+        return _eager(graph, [x() if callable(x) else x for x in inputs], given)
     return run
 
 
