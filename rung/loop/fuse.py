@@ -281,9 +281,10 @@ class _Fusion(Graph):
             if isinstance(found, str):
                 trace.emit("declined", "fuse", f"{producer.func.name} {mode} {consumer.func.name}",
                            found, values=producer.results)
-        if kept and self.tried[key] is not None and self.between(n, c):
-            return None
-        return self.tried[key]
+        if not kept or self.tried[key] is None:
+            return self.tried[key]
+        late = self.between(n, c) or n in self.before_checks()  # readers, or what guards `c`
+        return None if late else self.tried[key]
 
     def apply(self, plan: Plan) -> None:
         trace.emit("fired", "fuse", f"{plan.olds[0].func.name} {plan.mode} "

@@ -13,7 +13,7 @@ from itertools import chain
 
 from rung.core.op import Effect, Func, Op, Value, walk
 from rung.loop.splice import Piece
-from rung.program.ir import KernelCall, Module, Write
+from rung.program.ir import Check, KernelCall, Module, Write
 
 
 class Graph:
@@ -67,6 +67,16 @@ class Graph:
                 seen.add(at)
                 stack += self.users(at)
         return False
+
+    def before_checks(self) -> set[int]:
+        """The nodes that some check waits for."""
+        found = set[int]()
+        stack = [n for n, node in self.nodes.items() if isinstance(node, Check)]
+        while stack:
+            before = self.around(stack.pop()) - found
+            found |= before
+            stack += before
+        return found
 
     def ordered(self) -> list[Op | Piece]:
         """Every node after what it waits for."""

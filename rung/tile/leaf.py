@@ -397,9 +397,9 @@ class Leaf:
                 buf = made.array if made else op.buf
                 return b.one(Load(buf, a.subs, a.mask, op.fill, a.lanes, a.unroll), "t")
             case IndexValue():
-                a = self._access((op.expr,), (), scope)
-                (expr,) = a.subs
-                assert isinstance(expr, Expr)
+                axes = loop.free_axes((op.expr,))
+                expr = self._tidy(op.expr.subs({x: scope.env[x].index for x in axes}))
+                a = self._shape_of((expr,), (), scope, axes)
                 return b.one(KernelIndex(expr, a.lanes, a.unroll), v.name)
             case Const():
                 return b.one(Const(op.value, op.dtype), "c")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from frontends.capture import declined
@@ -23,6 +25,7 @@ from frontends.overloads import (
 )
 
 from rung.core import trace
+from rung.program.ir import Check, KernelCall
 
 AT = torch.tensor([3, 0, 3, 5, 0, 3])
 EACH = torch.tensor([[3, 0, 3, 5, 0], [1, 1, 2, 3, 3], [5, 5, 5, 0, 1]])  # each element its own
@@ -76,7 +79,31 @@ def scatters() -> list[Case]:
             case("index_fill.int_Scalar", data((6,)), 0, scalar, 2, lowers=False)]
 
 
-CASES = [*sums(), *scatters()]
+def puts() -> list[Case]:
+    """Several indices, indices of any rank, and masks."""
+    at, pairs = torch.tensor([1, -1, 2]), torch.tensor([[1, 0, 2]])
+    out = []
+    for d in (F32, BF16, I64, BOOL):
+        x, flags = data((4, 3, 5, 6), d), data((3, 5), BOOL)
+        for adds in (False, True):
+            lowers = not adds or d not in (BF16, BOOL)
+            again = at.abs() if adds else at  # equal indices, in what has an order
+            out += [case("index_put", x, indices, data(shape, d), adds, lowers=lowers)
+                    for indices, shape in (
+                        ([at, again], (3, 5, 6)), ([None, at, again], (4, 3, 6)),
+                        ([at, None, again], (3, 3, 6)), ([at, again[0].int()], (1, 6)),
+                        ([None, at[:2], None, at.reshape(3, 1)], (3, 2, 4, 5)),
+                        ([None, pairs % (3 - adds)], (5, 6)), ([at, again, at, at], ()),
+                        ([at[:0], at[:0]], (0, 5, 6)))]
+            if d is not BOOL:
+                out += [case("index_put", x, [x > 0], data((), d), adds),
+                        case("index_put", x, [None, flags], data((1,), d), adds)]
+    hits = torch.tensor([True, False, True, False])
+    return [*out, case("index_put", x, [hits], data((2, 3, 5, 6), d), lowers=False),
+            case("index_put", data((4, 3), BOOL), [data((4, 3), BOOL)], torch.tensor(True))]
+
+
+CASES = [*sums(), *scatters(), *puts()]
 
 
 @pytest.mark.parametrize("cases", grouped(CASES))
@@ -99,15 +126,30 @@ COMPILED = {
     "flags": case("scatter.src", tame((64, 9), BOOL), 1, MANY % 9, tame((60, 37), BOOL)),
     "halves": case("scatter.src", tame((9, 70), BF16), 0, MANY % 9, tame((60, 37), BF16)),
     "one-hot": case("scatter.value", torch.zeros(60, 12, dtype=I64), 1, MANY[:, :4] % 12, 1),
+    "steps": case("slice_scatter", tame((9, 71)), tame((9, 35), F32, 1), 1, 1, 71, 2),
+    "steps of rows": case("slice_scatter", tame((70, 9)), tame((23, 9), F32, 1), 0, 1, 70, 3),
+    "pairs": case("index_put", tame((9, 70)), [torch.arange(60) % 9, torch.arange(60)],
+                  tame((60,))),
+    "blocks": case("index_put", tame((9, 70)), [None, torch.arange(60).reshape(4, 15) % 7],
+                   tame((9, 4, 15)), True),
+    "mask": case("index_put", tame((9, 70)), [tame((9, 70)) > 0], tame(()), True),
     "vector": case("scatter.src", tame((9,)), 0, torch.arange(60) * 5 % 9, tame((60,))),
     "fill": case("index_fill.int_Scalar", tame((9, 70)), 1, torch.arange(60) % 7 - 9, 0.5),
     "embedding": case("embedding_dense_backward", tame((60, 33)), torch.arange(60) * 5 % 9, 9, 2,
                       False)}
 
 
+@pytest.fixture
+def fresh() -> Iterator[None]:
+    """Dynamo compiles anew what it compiled for another case: cases are calls of one function."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.usefixtures("fresh")
 @pytest.mark.parametrize("name", COMPILED)
 def test_compiled_writes_in_the_order_of_eager(name: str) -> None:
-    torch._dynamo.reset()  # all cases are calls of one function
     fn, tensors = caller(COMPILED[name])
     before = [x.clone() for x in tensors]
     with trace.listen() as events:
@@ -125,6 +167,7 @@ WRITES = {
     "scatter_add": lambda x, at: torch.scatter_add(x, 0, at.view((1,) * x.dim()), x)}
 
 
+@pytest.mark.usefixtures("fresh")
 @pytest.mark.parametrize("name", WRITES)
 @pytest.mark.parametrize("shape", [(6,), (6, 5)], ids=str)
 @pytest.mark.parametrize("at", [6, -2])
@@ -136,6 +179,19 @@ def test_an_index_outside_is_the_error_of_eager(at: int, shape: tuple[int, ...],
     with pytest.raises(eager.type) as found:
         torch.compile(WRITES[name], backend="rung", dynamic=False)(x, place)
     assert str(eager.value) in str(found.value)
+
+
+@pytest.mark.usefixtures("fresh")
+def test_a_check_comes_before_the_write_that_it_guards() -> None:
+    """Indices that are computed are not computed in the kernel that writes by them."""
+    compiled = torch.compile(WRITES["index_fill"], backend="rung", dynamic=False)
+    with trace.listen() as events:
+        compiled(tame((6,)), torch.tensor([0]))
+    (stages,) = (e.data["stages"] for e in events if e.kind == "compiled")
+    ops = stages.modules["kernel"].main.body.ops
+    (check,) = (n for n, op in enumerate(ops) if isinstance(op, Check))
+    (write,) = (n for n, op in enumerate(ops) if isinstance(op, KernelCall) and op.updates)
+    assert check < write
 
 
 def test_scatters_of_any_size_and_their_gradients() -> None:

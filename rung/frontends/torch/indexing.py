@@ -157,17 +157,29 @@ def indexed(indices: Sequence[Value | None]) -> list[tuple[int, Value]]:
     return [(n, at) for n, at in enumerate(indices) if at is not None]
 
 
-def index(e: Emit, x: Value, indices: Sequence[Value | None]) -> Value:
-    """Several index tensors are one into their dimensions merged; those of dimensions that are not
-    neighbours give the first dimensions of the result."""
-    found = indexed(indices)
+def joined(e: Emit, x: Value, found: Sequence[tuple[int, Value]]) -> tuple[int, Value, Value]:
+    """(d, `x` with the indexed dimensions as one, d, the index into that): indices of dimensions
+    that are not neighbours stand for the first dimensions of what is indexed."""
     dims, size = [n for n, _ in found], shape_of(x)
     dim = dims[0] if dims == list(range(dims[0], dims[0] + len(dims))) else 0
-    shape = e.shape[dim:dim + len(e.shape) - len(size) + len(dims)]
+    shape = common_shape([at for _, at in found])
     at = [e.expanded(shape, wrapped(e, part, n, size[n]))[0] for n, part in found]
     for to, n in enumerate(dims, dim):
         x = moved(e, x, n, to)
-    return e.op(Gather(merged(e, x, dim, len(dims)), dim, joint(e, at, [size[n] for n in dims])))
+    return dim, merged(e, x, dim, len(dims)), joint(e, at, [size[n] for n in dims])
+
+
+def common_shape(values: Sequence[Value]) -> tuple[Expr, ...]:
+    """The shape that `values`, which can be, are broadcast to."""
+    rank = max(len(shape_of(v)) for v in values)
+    padded = [(Expr.of(1),) * (rank - len(shape_of(v))) + shape_of(v) for v in values]
+    return tuple(next((s for s in sizes if not s.is_const(1)), sizes[0])
+                 for sizes in zip(*padded, strict=True))
+
+
+def index(e: Emit, x: Value, indices: Sequence[Value | None]) -> Value:
+    dim, flat, at = joined(e, x, indexed(indices))
+    return e.op(Gather(flat, dim, at))
 
 
 def merged(e: Emit, x: Value, dim: int, count: int) -> Value:
@@ -188,19 +200,42 @@ def joint(e: Emit, ats: Sequence[Value], sizes: Sequence[Expr]) -> Value:
 def index_put(e: Emit, x: Value, indices: Sequence[Value | None], values: Value,
               accumulate: bool) -> Value:
     found = indexed(indices)
-    dim, at = found[0]
-    if len(found) > 1 or len(shape_of(at)) > 1:
-        raise Unsupported("index_put by more than one vector")
+    dims = [n for n, _ in found]
     if dtype_of(values.type) != e.dtype:
         raise Unsupported(f"index_put of {values.type}")
-    shape = (*e.shape[:dim], *shape_of(at), *e.shape[dim + 1:])
-    source = e.expand(values, shape)
-    vector = as_vector(e, wrapped(e, at, dim, e.shape[dim]))
-    if not shape_of(at):
-        source = e.reshape(source, (*e.shape[:dim], Expr.of(1), *e.shape[dim + 1:]))
+    if len(found) == 1 and dtype_of(found[0][1].type) is BOOL:
+        return put_where(e, x, *found[0], values, accumulate)
+    dim, flat, at = joined(e, x, found)
+    count, size = product(shape_of(at)), shape_of(flat)
+    source = e.expand(values, (*size[:dim], *shape_of(at), *size[dim + 1:]))
+    source = e.reshape(source, (*size[:dim], count, *size[dim + 1:]))
+    at = e.reshape(at, (count,))
+    flat = added(e, flat, dim, at, source) if accumulate else e.op(Scatter(flat, dim, at, source))
+    order = [n for n in range(len(e.shape)) if n not in dims]
+    order[dim:dim] = dims
+    whole = e.reshape(flat, [e.shape[n] for n in order])
+    return e.remap(whole, e.shape, lambda axes: [axes[n] for n in order])
+
+
+def put_where(e: Emit, x: Value, dim: int, mask: Value, values: Value, accumulate: bool) -> Value:
+    """`x` with one number put, or added, wherever a mask of its dimensions from `dim` on says."""
+    if any(not s.is_const(1) for s in shape_of(values)):
+        raise Unsupported("as many values as a mask has hits")
+    rank = len(shape_of(mask))
+    hit = e.remap(mask, e.shape, lambda axes: axes[dim:dim + rank])
+    value = e.expand(e.reshape(values, ()), e.shape)
     if accumulate:
-        return added(e, x, dim, vector, source)
-    return e.op(Scatter(x, dim, vector, source))
+        value = e.finish(e.map("add", e.operand(x, e.dtype), e.operand(value, e.dtype)))
+    return e.map("where", hit, value, x)
+
+
+def index_fill(e: Emit, x: Value, dim: int, at: Value, value: Value | Number) -> Value:
+    if not e.shape or len(shape_of(at)) != 1:
+        raise Unsupported("index_fill of or by a scalar")
+    dim = dimension(dim, len(e.shape))
+    at = wrapped(e, at, dim, e.shape[dim])
+    shape = (*e.shape[:dim], *shape_of(at), *e.shape[dim + 1:])
+    return e.op(Scatter(x, dim, at, e.expand(e.value(value, e.dtype), shape)))
 
 
 Targets = tuple[Value, Value, Value | None]
@@ -261,15 +296,6 @@ def nll_loss_backward(e: Emit, grad: Value, x: Value, target: Value, weight: Val
     at, g = (e.remap(v, shape, lambda axes: axes[:-1]) for v in (at, g))
     hit = e.map("eq", e.positions(shape, rank - 1), at)
     return e.finish(moved(e, e.map("where", hit, g, e.value(0, dtype_of(g.type))), rank - 1, axis))
-
-
-def index_fill(e: Emit, x: Value, dim: int, at: Value, value: Value | Number) -> Value:
-    if not e.shape or len(shape_of(at)) != 1:
-        raise Unsupported("index_fill of or by a scalar")
-    dim = dimension(dim, len(e.shape))
-    at = wrapped(e, at, dim, e.shape[dim])
-    shape = (*e.shape[:dim], *shape_of(at), *e.shape[dim + 1:])
-    return e.op(Scatter(x, dim, at, e.expand(e.value(value, e.dtype), shape)))
 
 
 SCATTERED = {"sum": "add", "add": "add", "prod": "mul", "multiply": "mul", "amax": "max",

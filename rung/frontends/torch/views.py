@@ -9,6 +9,7 @@ import numpy as np
 from rung.core.errors import Unsupported
 from rung.core.expr import ZERO, Expr
 from rung.core.op import Value
+from rung.core.types import BOOL
 from rung.frontends.torch import shapes
 from rung.frontends.torch.emit import Emit, Number, Operand, axis_exprs, dimension
 from rung.tensor.ir import Concat, Full, Iota, shape_of
@@ -131,13 +132,23 @@ def replaced(e: Emit, x: Value, part: Value, dim: int, begin: Expr) -> Value:
 
 def slice_scatter(e: Emit, x: Value, part: Value, dim: int, start: Size | None, end: Size | None,
                   step: int) -> Value:
-    if step != 1:
-        raise Unsupported("a step between the written elements")
     dim = dimension(dim, len(e.shape))
     size, length = e.shape[dim], shape_of(part)[dim]
     first = Expr.of(start or 0) if isinstance(start, int | None) else start
-    return replaced(e, x, part, dim, shapes.slice_start(first, stop_of(end, size), 1, size,
-                                                        length))
+    begin = shapes.slice_start(first, stop_of(end, size), step, size, length)
+    return (replaced(e, x, part, dim, begin) if step == 1 else
+            interleaved(e, x, part, dim, begin, step))
+
+
+def interleaved(e: Emit, x: Value, part: Value, dim: int, begin: Expr, step: int) -> Value:
+    """`x` with every element of `dim` that is n steps after `begin` that of `part` at n."""
+    at = list(axis_exprs(len(e.shape)))
+    away = at[dim] - begin
+    at[dim] = away // step
+    mask = [away, (shape_of(part)[dim] - 1) * step - away, -(away % step)]
+    known = e.op(Full(True, BOOL, shape_of(part)))
+    hit, new = (e.index(v, e.shape, at, mask) for v in (known, e.value(part, e.dtype)))
+    return e.map("where", hit, new, x)
 
 
 def select_scatter(e: Emit, x: Value, part: Value, dim: int, index: Size) -> Value:
