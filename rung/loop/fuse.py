@@ -195,7 +195,11 @@ class _Fusion(Graph):
             rank, _, n, _, plan = heappop(self.heap)
             if plan is None:
                 self.look(rank, n)
-            elif self.current(plan):
+            elif not self.current(plan):
+                continue
+            elif plan.mode == "keep" and self.late(n, *plan.consumers):
+                self.push(3, n)  # other steps have come between the two
+            else:
                 self.apply(plan)
         return self.ordered()
 
@@ -283,8 +287,11 @@ class _Fusion(Graph):
                            found, values=producer.results)
         if not kept or self.tried[key] is None:
             return self.tried[key]
-        late = self.between(n, c) or n in self.before_checks()  # readers, or what guards `c`
-        return None if late else self.tried[key]
+        return None if self.late(n, c) else self.tried[key]
+
+    def late(self, n: int, c: int) -> bool:
+        """Whether `n`, kept by `c`, would come after a reader, or `c` before what guards it."""
+        return self.between(n, c) or n in self.before_checks()
 
     def apply(self, plan: Plan) -> None:
         trace.emit("fired", "fuse", f"{plan.olds[0].func.name} {plan.mode} "

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
 from heapq import heappop, heappush
-from itertools import chain
+from itertools import chain, pairwise
 
 from rung.core.op import Effect, Func, Op, Value, walk
 from rung.loop.splice import Piece
@@ -17,7 +17,7 @@ from rung.program.ir import Check, KernelCall, Module, Write
 
 
 class Graph:
-    """`epoch` counts the writes to parameters before a node."""
+    """`epoch` counts the writes to parameters before a node; `later` is the effect after one."""
 
     def __init__(self, ops: Iterable[Op], kernels: dict[str, Func]):
         self.nodes: dict[int, Op | Piece] = {}
@@ -29,6 +29,8 @@ class Graph:
             epoch += isinstance(op, Write)
             self.epoch[n] = epoch
             self.put(n, _piece(op, kernels) if isinstance(op, KernelCall) else op)
+        self.later = dict(pairwise(n for n, node in self.nodes.items()
+                                   if isinstance(node, Op) and node.effect is not Effect.PURE))
 
     def piece(self, n: int) -> Piece:
         node = self.nodes[n]
@@ -56,7 +58,7 @@ class Graph:
                       if (m := self.maker.get(v)) is not None and m in self.nodes}
 
     def between(self, n: int, c: int) -> bool:
-        """Whether some reader of `n` other than `c` leads to `c`."""
+        """Whether some reader of `n` other than `c` leads to `c`, by values or effects' order."""
         stack = [r for r in self.users(n) if r != c]
         seen: set[int] = set()
         while stack:
@@ -65,7 +67,7 @@ class Graph:
                 return True
             if at not in seen:
                 seen.add(at)
-                stack += self.users(at)
+                stack += [*self.users(at), self.later.get(at, at)]
         return False
 
     def before_checks(self) -> set[int]:
@@ -86,20 +88,19 @@ class Graph:
         """What each node comes after: the makers of what it reads; before an update, the value's
         readers; effects and writes of parameters keep their order."""
         waits: dict[int, set[int]] = {}
-        last, writes = -1, list[int]()
+        writes = list[int]()
         for n in sorted(self.nodes):
             node = self.nodes[n]
             waits[n] = {self.maker[v] for v in inputs(node) if v in self.maker}
             if isinstance(node, Piece):
                 waits[n] |= {r for v in node.updates for r in self.readers[v]}
-            elif node.effect is not Effect.PURE:
-                waits[n] |= {last} - {-1}
-                last = n
             if isinstance(node, Write):
                 waits[n] |= {m for m in self.nodes if self.epoch[m] < self.epoch[n]}
                 writes.append(n)
             waits[n] |= {w for w in writes if self.epoch[w] <= self.epoch[n]}
             waits[n].discard(n)
+        for n, late in self.later.items():
+            waits[late].add(n)
         return waits
 
 

@@ -58,18 +58,22 @@ def inline_applies(module: Module) -> Module:
     main = module.main
     names = names_of(main)
     ops: list[Op] = []
-    for op in main.body.ops:
+    same: dict[Value, Value] = {}
+    for old in main.body.ops:
+        (op,) = substitute([old], same)
         if isinstance(op, Apply):
-            ops += _inlined(op, table[op.callee], names)
+            ops += _inlined(op, table[op.callee], names, same)
         else:
             ops.append(op)
     return Module((main.with_ops(ops),), module.kernels)
 
 
-def _inlined(call: Apply, layer: Func, names: Names) -> Iterator[Op]:
+def _inlined(call: Apply, layer: Func, names: Names, same: dict[Value, Value]) -> Iterator[Op]:
+    """The layer's ops; `same` gets the results that the layer was given, or gives twice."""
     values = dict(zip(layer.params, call.args, strict=True))
-    last = layer.body.last
-    values |= dict(zip(last.operands(), call.results, strict=True))
+    for inner, outer in zip(layer.body.last.operands(), call.results, strict=True):
+        if values.setdefault(inner, outer) is not outer:
+            same[outer] = values[inner]
     for old in layer.body.ops[:-1]:
         (op,) = substitute([old], values)
         results = tuple(values.get(r) or Value(names(r.name), r.type) for r in old.results)

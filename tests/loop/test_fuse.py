@@ -15,7 +15,7 @@ from rung.loop import fuse as fuse_module
 from rung.loop import ir as loop
 from rung.loop.canonical import canonical
 from rung.loop.fuse import fuse
-from rung.program.ir import Module
+from rung.program.ir import Call, Module
 from rung.tensor.to_loop import to_loop
 
 
@@ -110,6 +110,28 @@ def test_a_value_that_is_read_later_becomes_a_second_output() -> None:
     h = p.map("add", x, y)
     module = fused(p.done(h, p.rms_norm(h, w)))
     assert [len(k.outs) for k in module.kernels] == [2]
+
+
+def test_two_steps_make_no_cycle_that_each_alone_would_not() -> None:
+    """Each of x and y may be kept by one sum; after both steps each kernel would need the other."""
+    p = Prog()
+    x, y = p.map("exp", p.param("a", 128, 256)), p.map("exp", p.param("b", 64, 256))
+    left = p.map("add", p.slice(x, 0, 0, 64), y)
+    right = p.map("mul", x, p.index(y, [128, 256], lambda i, j: [i % 64, j]))
+    func = p.done(left, right, x, y)
+    module = fused(func)
+    assert sorted(len(k.outs) for k in module.kernels) == [1, 1, 2]
+    check(to_loop(func), module, draw(func))
+
+
+@pytest.mark.parametrize("effect, outputs", [("", 2), ("ordered", 1)])
+def test_nothing_is_kept_across_effects_in_order(effect: str, outputs: int) -> None:
+    p = Prog()
+    x = p.map("exp", p.param("a", 64, 256))
+    seen, drawn = (p.b.one(Call("aten.rand", given, (x.type,), effect))
+                   for given in ((("", x),), ()))
+    module = fused(p.done(p.map("add", x, drawn), seen))
+    assert max(len(k.outs) for k in module.kernels) == outputs
 
 
 def test_nothing_is_fused_around_a_write() -> None:

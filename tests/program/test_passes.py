@@ -14,6 +14,7 @@ from rung.core.expr import Expr
 from rung.core.op import Func
 from rung.core.parse import parse_module
 from rung.core.types import I64
+from rung.core.verify import verify
 from rung.loop import ir as loop
 from rung.loop.canonical import canonical
 from rung.loop.fuse import fuse
@@ -214,3 +215,27 @@ program layer0(x: f32[4,8] strides [1,4])
     programs = parse_module(text, {"program": program_ir.VOCABULARY})
     with pytest.raises(VerifyError, match="layer0 is given x: "):
         program_ir.verify_calls(Module(programs))
+
+
+LAYER = """
+program main(x: f32[4] input)
+  a, b, c = apply layer(x) : f32[4], f32[4], f32[4]
+  d, e, f = apply layer(b) : f32[4], f32[4], f32[4]
+  return a, b, c, d, e, f
+
+program layer(x: f32[4] input)
+  y = kernel neg(x) : f32[4]
+  return y, y, x
+
+kernel neg(x: f32[4]) -> y: f32[4]
+  y[i] = neg(x[i])
+"""
+
+
+def test_a_layer_may_give_a_value_twice_or_what_it_was_given() -> None:
+    found = parse_module(LAYER, VOCABULARIES)
+    module = Module(tuple(found[:2]), tuple(found[2:]))
+    inlined = inline_applies(module)
+    verify(inlined.main, program_ir.VOCABULARY, program_ir.verify_program)
+    assert keywords(inlined) == ["kernel", "kernel", "return"]
+    check(module, inlined, draw(module.main))
