@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -106,11 +107,21 @@ def test_training(name: str, dynamic: bool, dtype: torch.dtype) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", "resnet", "vit"])
 def test_twenty_steps_at_full_size(name: str) -> None:
-    """On two batches in turn, so that losses fall; dropout draws eager's numbers."""
-    kind = MODELS[name]
-    batches = [kind.inputs(False, 4, 32) for _ in range(2)] * 10
+    """On two batches in turn, so that losses fall; dropout draws eager's numbers. Rung is about as
+    far from eager as eager is from itself on another number of threads, which sums in another
+    order: batch norm over two images makes much of that."""
+    kind, threads = MODELS[name], torch.get_num_threads()
+    batches = [kind.inputs(False, 2, 32) for _ in range(2)] * 10
     model = kind.build(False).train()
-    want = trained(copy.deepcopy(model), batches, lambda fn: fn, 1e-4)
-    got = trained(model, batches, lambda fn: compiled(fn, False), 1e-4)
-    assert got == pytest.approx(want, rel=2e-3, abs=2e-3)
+
+    def losses(through: Callable[..., Any]) -> np.ndarray:
+        return np.array(trained(copy.deepcopy(model), batches, through, 1e-4))
+
+    want, got = losses(lambda fn: fn), losses(lambda fn: compiled(fn, False))
+    torch.set_num_threads(1 if threads > 1 else 2)
+    try:
+        again = losses(lambda fn: fn)
+    finally:
+        torch.set_num_threads(threads)
+    assert abs(got - want).max() <= 4 * abs(again - want).max() + 1e-4
     assert want[-1] < want[0]

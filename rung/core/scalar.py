@@ -46,9 +46,9 @@ class ScalarFn:
 
 
 APPROXIMATE = frozenset({  # by Rung, by torch, or by both
-    "sqrt", "exp", "exp2", "log", "sigmoid", "silu", "tanh", "erf", "sin", "cos", "tan", "expm1",
-    "log1p", "log2", "log10", "erfc", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh",
-    "atanh", "atan2", "hypot", "pow", "fmod"})
+    "sqrt", "rsqrt", "exp", "exp2", "log", "sigmoid", "silu", "tanh", "erf", "sin", "cos", "tan",
+    "expm1", "log1p", "log2", "log10", "erfc", "asin", "acos", "atan", "sinh", "cosh", "asinh",
+    "acosh", "atanh", "atan2", "hypot", "pow", "fmod"})
 
 
 # --- type rules: operand types -> result type, ValueError when the function is not defined --------

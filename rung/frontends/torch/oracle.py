@@ -44,7 +44,7 @@ def sizes_of(params: Sequence[Value], inputs: Sequence[torch.Tensor | int]) -> d
 
 
 def _call(op: Call, operands: Mapping[Value, Array], interp: Interp) -> Any:
-    values = {v: to_tensor(x, v.type) for v, x in operands.items()}
+    values = {v: laid_out(to_tensor(x, v.type), v, interp.symbols) for v, x in operands.items()}
     out = [to_numpy(x) for x in run_call(op, values, interp.symbols)]
     interp.symbols.update((r.name, int(x)) for r, x in zip(op.results, out, strict=True)
                           if r.type == INDEX)
@@ -60,8 +60,8 @@ def to_numpy(x: Any) -> Array:
 
 
 def to_tensor(x: Array, kind: Any) -> torch.Tensor:
-    """The inverse of `to_numpy`."""
-    tensor = torch.from_numpy(np.array(x))
+    """The inverse of `to_numpy`; contiguous."""
+    tensor = torch.from_numpy(np.array(x, order="C"))
     dtype = kind.dtype if isinstance(kind, TensorType) else None
     return tensor.to(torch.bfloat16) if dtype is BF16 else tensor
 
