@@ -30,7 +30,7 @@ def test_a_seed_is_a_program_and_programs_are_of_many_kinds() -> None:
     drawn = [programs.draw(seed) for seed in range(60)]
     assert [p.source for p in drawn] == [programs.draw(seed).source for seed in range(60)]
     assert {p.exact for p in drawn} == {True, False}
-    assert any(map(programs.mutates, (line for p in drawn for line in p.lines)))
+    assert any(map(programs.mutates, (line.text for p in drawn for line in p.lines)))
     kinds = {x.dtype for p in drawn for x in programs.traced(p).values()}
     assert kinds >= {*programs.FLOATS, *programs.INTEGERS}
 
