@@ -113,7 +113,7 @@ def _certify(args: argparse.Namespace) -> Report:
     from rung.tools import certify
 
     with redirect_stdout(sys.stderr):
-        return certify.certify(args.build, args.dim, args.target)
+        return certify.certify(args.build, args.dim, args.target, args.train)
 
 
 def _fuzz(args: argparse.Namespace) -> Report:
@@ -198,6 +198,7 @@ def parser() -> Parser:
                          help="BUILD(batch=3) returns (function or module, example arguments)")
     certify.add_argument("--dim", action="append", default=[], metavar="NAME=LOW..HIGH",
                          help="an argument of BUILD, and the sizes it may have, as batch=0..64")
+    certify.add_argument("--train", action="store_true", help="compare gradients too")
     _target_option(certify)
     _fuzz_options(_command(commands, "fuzz", "look for random programs that come out wrong", _fuzz))
     _command(commands, "doctor", "tell whether this machine has what rung needs", _doctor)

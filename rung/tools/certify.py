@@ -2,7 +2,9 @@
 
 `BUILD(batch=3)` gives the function and arguments of one size; the first function that it gives is
 compiled once and called with the arguments of all sizes: the ends of each range, 0 and 1, numbers
-about powers of two, with other strides, with one tensor as two arguments, with other seeds.
+about powers of two, with other strides, with one tensor as two arguments, with other seeds. With
+`train` the gradients of a weighted sum of what it gives are results too: those of floating-point
+arguments and of the parameters of a module.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ class Report:
     recompiles: list[str] = field(default_factory=list)
 
 
-def certify(text: str, dims: Sequence[str], machine: str = "cpu") -> tuple[str, bool]:
+def certify(text: str, dims: Sequence[str], machine: str = "cpu", train: bool = False
+            ) -> tuple[str, bool]:
     """The report, and whether every call was right. UsageError for a range that is none."""
     ranges = dict(map(_range, dims))
     report, largest = Report(), {name: high for name, (_, high) in ranges.items()}
@@ -54,9 +57,9 @@ def certify(text: str, dims: Sequence[str], machine: str = "cpu") -> tuple[str, 
         with config.patch(recompile_limit=1 << 20):  # past the limit Dynamo would run eager
             for where, args, seed in _calls(text, ranges):
                 report.calls += 1
-                if wrong := _wrong(given.function, compiled, args, seed):
+                if wrong := _wrong(given.function, compiled, args, seed, train):
                     report.failures.append(f"{where}: {wrong}")
-            return _text(report, given, largest, compiled), not report.failures
+            return _text(report, given, largest, compiled, train), not report.failures
     finally:
         watch.remove()
         torch._dynamo.reset()
@@ -127,11 +130,10 @@ def _strided(x: Any) -> Any:
 
 # --- one call
 
-def _wrong(function: Function, compiled: Function, args: Args,
-           seed: int) -> str:
+def _wrong(function: Function, compiled: Function, args: Args, seed: int, train: bool) -> str:
     """What is wrong with a call, or ""."""
-    ours, mine = _result(compiled, args, seed)
-    eagers, theirs = _result(function, args, seed)
+    ours, mine = _result(compiled, args, seed, train)
+    eagers, theirs = _result(function, args, seed, train)
     if isinstance(ours, Exception) or isinstance(eagers, Exception):
         a, b = (type(x).__name__ if isinstance(x, Exception) else "a result"
                 for x in (ours, eagers))
@@ -144,10 +146,10 @@ def _wrong(function: Function, compiled: Function, args: Args,
             return f"result {n} is {_kind(a)} where eager's is {_kind(b)}"
     off = [n for n, (a, b) in enumerate(pairs)
            if _error(a, b) > BOUNDS.get(b.dtype, 0.0) * max(_largest(b), 1e-30)]
-    return _against_float64(function, args, seed, pairs, off) if off else ""
+    return _against_float64(function, args, seed, train, pairs, off) if off else ""
 
 
-def _against_float64(function: Function, args: Args, seed: int,
+def _against_float64(function: Function, args: Args, seed: int, train: bool,
                      pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], off: list[int]) -> str:
     """Of the results that differ from eager's, the first that is also further from float64."""
     wide = function
@@ -155,7 +157,7 @@ def _against_float64(function: Function, args: Args, seed: int,
         wide = copy.deepcopy(function).double()
     doubled = tuple(x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
                     for x in args)
-    exact, _ = _result(wide, doubled, seed)
+    exact, _ = _result(wide, doubled, seed, train)
     for n in off:
         ours, eagers = pairs[n]
         known = not isinstance(exact, Exception) and n < len(exact)
@@ -165,17 +167,32 @@ def _against_float64(function: Function, args: Args, seed: int,
     return ""
 
 
-def _result(function: Function, args: Args, seed: int
+def _result(function: Function, args: Args, seed: int, train: bool
             ) -> tuple[Any, list[torch.Tensor]]:
     """The tensors that a call gives, or the exception that it raises; arguments afterwards."""
     given = cloned(args)
     torch.manual_seed(seed)
     try:
-        with torch.no_grad():
-            out = function(*given)
+        made = _called(function, given, train)
     except Exception as error:  # whatever the user's function raises: both must do the same
         return error, []
-    return list(inputs_of((out,))), list(inputs_of(tuple(given)))
+    return made, [x.detach() for x in inputs_of(tuple(given))]
+
+
+def _called(function: Function, args: Sequence[Any], train: bool) -> list[torch.Tensor]:
+    """The tensors that a call gives and, with `train`, the gradients of their sum under weights."""
+    if not train:
+        with torch.no_grad():
+            return list(inputs_of((function(*args),)))
+    wanted = [x.requires_grad_() for x in inputs_of(tuple(args)) if x.is_floating_point()]
+    wanted += function.parameters() if isinstance(function, nn.Module) else []
+    wanted = [x for x in dict.fromkeys(wanted) if x.requires_grad]
+    made = list(inputs_of((function(*args),)))
+    roots = [x for x in made if x.requires_grad]
+    weights = [torch.arange(x.numel()).cos().to(x.dtype).view(x.shape) for x in roots]
+    found = torch.autograd.grad(roots, wanted, weights, allow_unused=True) if roots else ()
+    return [x.detach() for x in made] + [
+        torch.zeros_like(x) if g is None else g for x, g in zip(wanted, found, strict=False)]
 
 
 def _error(a: torch.Tensor, b: torch.Tensor) -> float:
@@ -198,8 +215,8 @@ def _kind(x: torch.Tensor) -> str:
 
 # --- the report
 
-def _text(report: Report, given: Given, sizes: Mapping[str, int],
-          compiled: Function) -> str:
+def _text(report: Report, given: Given, sizes: Mapping[str, int], compiled: Function,
+          train: bool) -> str:
     """All of it; memory and time are those of the largest size."""
     wrong = len(report.failures)
     lines = [f"{given.label}: {report.calls} calls, {wrong} wrong"]
@@ -210,7 +227,7 @@ def _text(report: Report, given: Given, sizes: Mapping[str, int],
     runs = {"rung": compiled, "eager": given.function}
 
     def call(run: Function) -> Callable[[], Any]:
-        return torch.no_grad()(lambda: run(*given.args))
+        return lambda: _called(run, cloned(given.args) if train else given.args, train)
     try:
         times = {n: median(t) for n, t in alternate({n: call(r) for n, r in runs.items()},
                                                     rounds=5, sample=5e-3).items()}

@@ -19,6 +19,10 @@ def build(batch=4):
     return (lambda x, y: (torch.floor(x) + y, y.sum(0))), (torch.randn(batch, 5),
                                                           torch.randn(batch, 5))
 
+def model(batch=4):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 7), nn.LayerNorm(7), nn.GELU()), (torch.randn(batch, 5),)
+
 def reaches(batch=4):
     return (lambda x: x[1] + 1), (torch.randn(batch),)
 '''
@@ -38,6 +42,14 @@ def test_a_right_function(path: str) -> None:
     assert "recompiles: " in text and "size mismatch" in text
     assert "a warm call at batch=3: rung " in text and "KiB" in text
     assert text.endswith("certified\n")
+
+
+def test_gradients_of_a_model(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    text, fine = certify.certify(f"{path}:model", ["batch=0..3"], "cpu.base", train=True)
+    assert fine, text
+    plant(monkeypatch, "loop.simplify")
+    text, fine = certify.certify(f"{path}:model", ["batch=3..3"], "cpu.base", train=True)
+    assert not fine and "batch=3, as given, seed 0: result " in text
 
 
 def test_errors_are_eagers(path: str) -> None:
