@@ -67,8 +67,11 @@ def can_be(fused: Func) -> Reason | None:
         return TOO_LONG
     if len(extents_of(fused)) > MAX_AXES:
         return f"more than {MAX_AXES} axes"
-    if len({op.axis for op in fused.body.ops if isinstance(op, Scan)}) > 1:
+    scans = [op for op in fused.body.ops if isinstance(op, Scan)]
+    if len({op.axis for op in scans}) > 1:
         return "scans along two axes"
+    if any(_spreads(scan, fused) for scan in scans):
+        return "a scan would run again for each step of another axis"
     contractions = [op for op in fused.body.ops if isinstance(op, Contract)]
     if contractions and any(op.combine for op in fused.body.ops if isinstance(op, Store)):
         return "a contraction's result is added up where data say"
@@ -84,6 +87,17 @@ def can_be(fused: Func) -> Reason | None:
     if len(contractions) == 2 and not any(weights.values()) and not _siblings(*contractions):
         return "two contractions of different loops"
     return None
+
+
+def _spreads(scan: Scan, fused: Func) -> bool:
+    """Whether something that comes of a scan varies over an axis that the scan does not have."""
+    known, own = {scan.result}, set(axes_of(scan.result.type))
+    for op in fused.body.ops:
+        if known.intersection(op.operands()):
+            known.update(op.results)
+            if set(op_axes(op)) - own:
+                return True
+    return False
 
 
 def _attends(fold: Op, again: list[Op], before: dict[Op, list[Op]]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import models
 import pytest
-from programs import CPU, Prog, check, draw
+from programs import CPU, Prog, check, draw, size
 
 from rung.core import trace
 from rung.core.cost import bound
@@ -132,6 +132,17 @@ def test_nothing_is_kept_across_effects_in_order(effect: str, outputs: int) -> N
                    for given in ((("", x),), ()))
     module = fused(p.done(p.map("add", x, drawn), seen))
     assert max(len(k.outs) for k in module.kernels) == outputs
+
+
+@pytest.mark.parametrize("shape, names", [((2, 3), ["cumsum"]),
+                                          ((4, 2, 3), ["cumsum", "copy"])])
+def test_a_scan_runs_once_for_all_that_read_it(shape: tuple[int, ...], names: list[str]) -> None:
+    """Inside of the kernel of its copies it would run again for each of them."""
+    p = Prog()
+    s = p.scan("add", p.map("neg", p.param("x", 2, 3)), 0)
+    func = p.done(p.expand(s, [*map(size, shape)]))
+    assert kernels(func) == names
+    check(to_loop(func), fused(func), draw(func))
 
 
 def test_nothing_is_fused_around_a_write() -> None:
