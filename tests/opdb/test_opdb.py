@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from opdb import report
-from opdb.compare import Outcome, difference
+from opdb.compare import Outcome, aligned, difference
 from opdb.programs import DTYPES, entries, items
 from opdb.trial import run
 
@@ -60,6 +60,31 @@ def test_an_error_no_larger_than_eagers_is_none() -> None:
     for error, found in ((-2e-3, False), (-8e-3, True)):
         ours = (exact + error).float()
         assert bool(difference(outcome(ours), outcome(eager), lambda: outcome(exact))) == found
+
+
+def test_a_deep_models_gradients_are_judged_as_vectors() -> None:
+    """An element past a kink is no difference; a few such errors at once, or a wrong one, are."""
+    exact = [torch.ones(100, dtype=torch.float64)] * 3
+    eager = [(e + 1e-3).float() for e in exact]
+
+    def found(where: slice, by: float, deep: bool) -> str:
+        ours = [y.clone() for y in eager]
+        ours[1][where] += by
+        return difference(Outcome(grads=list(ours)), Outcome(grads=list(eager)),
+                          lambda: Outcome(grads=list(exact)), deep)
+    for where, by, deep, wrong in (
+            (slice(1), 2e-2, True, False), (slice(1), 2e-2, False, True),
+            (slice(20), 2e-2, True, True), (slice(1), 1.0, True, True)):
+        assert found(where, by, deep).startswith("gradient 1 values") == wrong
+
+
+def test_a_gradient_is_held_against_eagers_median_error() -> None:
+    exact = [torch.ones(100, dtype=torch.float64)] * 3
+    eager: list[torch.Tensor | None] = [(e + by).float() for e, by in zip(
+        exact, (1e-3, 1e-3, 0.0), strict=True)]
+    for by, names in ((3e-3, {0, 1, 2}), (8e-3, {0, 1})):
+        ours = [*eager[:2], (exact[2] + by).float()]
+        assert aligned(ours, eager, list(exact)) == {f"gradient {n}" for n in names}
 
 
 def test_the_page_counts_what_was_tried() -> None:

@@ -42,7 +42,8 @@ def attempt(name: str, train: bool) -> Record:
     record: Record = {
         "failed": [], "torchs": [], "eager": eager, "first": first, "left": left,
         "declined": declined, "breaks": sum(counters["graph_break"].values())}
-    how = difference(got, want, lambda: timed(model, given, train, None, exact=True)[0])
+    how = difference(got, want, lambda: timed(model, given, train, None, exact=True)[0],
+                     deep=True)
     if how:
         other, _ = timed(model, given, train, "aot_eager")
         alike = difference(other, want, Outcome).partition(":")[0] == how.partition(":")[0]
