@@ -85,9 +85,11 @@ def timed(model: nn.Module, given: dict[str, torch.Tensor], train: bool, backend
 
 def step(model: nn.Module, run: Callable[..., Any], values: dict[str, torch.Tensor],
          train: bool) -> Outcome:
+    """One call, with `train` the gradients of means of sines: means of squares of what a norm gives
+    hardly depend on what comes before it."""
     found = run(**values, **({"use_cache": False} if hasattr(model.config, "use_cache") else {}))
     outs = [x for x in tree_leaves(dict(found)) if isinstance(x, torch.Tensor)]
-    roots = [x.float().pow(2).mean() for x in outs if x.requires_grad]
+    roots = [x.float().sin().mean() for x in outs if x.requires_grad]
     if train and roots:
         torch.stack(roots).sum().backward()
     state = [b.detach() for b in model.buffers()]
