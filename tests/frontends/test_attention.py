@@ -50,12 +50,13 @@ def masked(dtype: torch.dtype) -> torch.Tensor:
 
 ATTENTIONS: dict[str, tuple[int, int, Callable[[torch.dtype], dict[str, Any]]]] = {
     "plain": (4, 24, lambda d: {"scale": 0.2}), "causal": (4, 20, lambda d: {"is_causal": True}),
-    "mask": (4, 24, lambda d: {"attn_mask": masked(d)}),
+    "flat": (4, 24, lambda d: {"scale": 0.0}), "mask": (4, 24, lambda d: {"attn_mask": masked(d)}),
     "shared": (2, 24, lambda d: {"attn_mask": masked(d), "enable_gqa": True})}
 
 
 @pytest.mark.parametrize(("name", "dtype"), [
-    ("plain", F64), ("causal", F32), ("mask", F64), ("mask", BF16), ("shared", F32)], ids=str)
+    ("plain", F64), ("flat", F64), ("causal", F32), ("mask", F64), ("mask", BF16),
+    ("shared", F32)], ids=str)
 def test_opened_attention_and_its_gradients(name: str, dtype: torch.dtype,
                                             monkeypatch: pytest.MonkeyPatch) -> None:
     """Errors against float64 are no more than eager's, but for the order of sums."""

@@ -37,7 +37,7 @@ def factor(q: Value, scale: float | None, dropout: float) -> float:
     width = shape_of(q)[-1].const_value
     if dropout or width is None:
         raise Unsupported("attention with dropout or a head of unknown size")
-    return scale or width ** -0.5
+    return width ** -0.5 if scale is None else scale
 
 
 def scores(e: Emit, q: Value, k: Value, scale: float, causal: bool, mask: Value | None) -> Value:
