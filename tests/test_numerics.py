@@ -311,6 +311,14 @@ def test_eager_gives_eagers_bits_and_default_rounds_once(seed: int) -> None:
         assert torch.equal(compiled(fn)(*args).nan_to_num(), want.nan_to_num()), text
 
 
+@pytest.mark.parametrize("fn", [torch.rsqrt, torch.sqrt, torch.exp, torch.tanh])
+def test_eager_gives_eagers_bits_of_functions_that_round_more_than_once(fn: Any) -> None:
+    """Of halves, eager rounds the root before it divides."""
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        x = torch.linspace(0.01, 8, 999).to(dtype)
+        assert torch.equal(compiled(fn, "eager")(x), fn(x))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_sums_and_contractions_keep_their_bound(dtype: torch.dtype) -> None:
     torch.manual_seed(0)

@@ -148,6 +148,24 @@ def test_attention_carries_one_state(tokens: int) -> None:
     check(module, Module(module.programs, (merged,)), draw(module.main, ints=16), exact=False)
 
 
+def test_two_softmaxes_that_weigh_each_other() -> None:
+    """Each sum could be the other's weighted one: one of them is, and is not computed twice."""
+    func = parse("kernel f(x: f64[4,8]) -> y: f64[4,4]\n" + "".join(
+        f"  m{a} = fold max x[{a},k] over k 8 : f64 over {a} acc f64\n"
+        f"  e{a} = exp(x[{a},k] - m{a}) : f64 over {a},k\n"
+        f"  s{a} = fold add e{a} over k 8 : f64 over {a} acc f64\n" for a in "ij") +
+        "  mm = contract add mul ei / si, ej / sj over k 8 : f64 over i,j acc f64\n"
+        "  y[i,j] = mm")
+    merged = merge(func)
+    carriers = [op.carrier for op in merged.body.ops if isinstance(op, loop.Fold)]
+    assert sorted(carriers) == ["attend", "softmax"]
+    x = np.random.default_rng(0).standard_normal((4, 8))
+    want, got = (np.empty((4, 4)) for _ in range(2))
+    loop.run_kernel(func, {"x": x, "y": want})
+    loop.run_kernel(merged, {"x": x, "y": got})
+    np.testing.assert_allclose(got, want)
+
+
 def test_what_does_not_merge() -> None:
     kernel = parse("kernel f(x: f32[4,8], z: f32[4,8]) -> y: f32[4]\n"
                    "  m = fold max x[i,j] over j 8 : f32 over i acc f32\n"

@@ -8,6 +8,8 @@ from mapped import kernel
 from rung.core.errors import MappingError
 from rung.core.machine import Machine
 from rung.core.op import Func
+from rung.core.parse import parse_module
+from rung.loop.ir import VOCABULARY
 from rung.targets.cpu.machine import AVX512
 from rung.targets.cuda.machine import SM90
 from rung.targets.toy.machine import TOY
@@ -149,6 +151,20 @@ def test_refused_with_the_reason(machine: Machine, name: str, sizes: dict[str, i
     func = mapped(name, sizes, machine, text)
     with pytest.raises(MappingError, match=reason):
         check(func, func.attr("mapping"), machine)
+
+
+@pytest.mark.parametrize(("to", "reason"), [
+    ("8] at 2*i", "there are places in its box that it does not store to"),
+    ("4,4] at i,i", "y is stored along a diagonal, which is no box")])
+def test_a_tile_is_all_stored(to: str, reason: str) -> None:
+    """What else is in it would be sent off too."""
+    shape, subs = to.split("] at ")
+    (func,) = parse_module(f"kernel f(x: f32[4]) -> y: f32[{shape}]\n  y[{subs}] = x[i]",
+                           {"kernel": VOCABULARY})
+    mapping = parse_mapping("map f on toy\ni: seq 2, lane 2\n"
+                            "place x, y in scratchpad at i.seq by dma")
+    with pytest.raises(MappingError, match=reason):
+        check(func, mapping, TOY)
 
 
 @pytest.mark.parametrize(("machine", "text"), [

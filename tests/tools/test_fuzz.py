@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from planted import plant, with_a_bug
 
 from rung.core.op import Func
@@ -37,11 +38,12 @@ def test_a_seed_is_a_program_and_programs_are_of_many_kinds() -> None:
 
 def test_a_planted_bug_is_found_cut_down_and_saved(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
                                                    ) -> None:
+    out = tmp_path / "not there yet"
     with monkeypatch.context() as patch:
         plant(patch, "loop.fuse")
-        report, fine = fuzz(Request(seed=3, count=4, out=str(tmp_path)))
+        report, fine = fuzz(Request(seed=3, count=4, out=str(out)))
     assert not fine
-    saved = sorted(tmp_path.glob("fuzz_programs_*.py"))
+    saved = sorted(out.glob("fuzz_programs_*.py"))
     assert saved and all(str(x) in report for x in saved)
     text = saved[0].read_text()
     body = text.split("def program(")[1].split("return")[0]
@@ -49,6 +51,16 @@ def test_a_planted_bug_is_found_cut_down_and_saved(monkeypatch: pytest.MonkeyPat
     alone = subprocess.run([sys.executable, saved[0]], capture_output=True, text=True, check=False,
                            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
     assert alone.returncode == 0, alone.stderr  # nothing is planted there
+
+
+def test_oracles_give_calls_the_layouts_that_they_expect() -> None:
+    """`view` refuses what `gelu` makes of an argument in another layout than was declared."""
+    a, c = torch.randn(4, dtype=torch.float16), torch.tensor(2.0, dtype=torch.float16)
+    lines = (("v1", "a.expand(3, 4)", ("a",)), ("v2", "F.gelu(v1, approximate='tanh')", ("v1",)),
+             ("v3", "(c * v2).reshape((4, 3))", ("c", "v2")))
+    program = programs.Program({"a": a, "c": c}, tuple(programs.Line(*x) for x in lines), ("v3",),
+                               False, (("precision", "eager"),))
+    assert not list(differing({0: program}, "cpu", 1))
 
 
 @pytest.mark.parametrize("seed", range(8))
