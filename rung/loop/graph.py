@@ -29,6 +29,7 @@ class Graph:
             epoch += isinstance(op, Write)
             self.epoch[n] = epoch
             self.put(n, _piece(op, kernels) if isinstance(op, KernelCall) else op)
+        self.checks = [n for n, node in self.nodes.items() if isinstance(node, Check)]
         self.later = dict(pairwise(n for n, node in self.nodes.items()
                                    if isinstance(node, Op) and node.effect is not Effect.PURE))
 
@@ -72,8 +73,7 @@ class Graph:
 
     def before_checks(self) -> set[int]:
         """The nodes that some check waits for."""
-        found = set[int]()
-        stack = [n for n, node in self.nodes.items() if isinstance(node, Check)]
+        found, stack = set[int](), list(self.checks)
         while stack:
             before = self.around(stack.pop()) - found
             found |= before

@@ -64,13 +64,17 @@ class Step:
 
 @dataclass(frozen=True)
 class Plan:
-    """The host's plan; `peak` is the lower bound of the workspace, what is live at the worst."""
+    """The host's plan; `peak` is the lower bound of the workspace, what is live at the worst.
+
+    `tensors` are the values that some step takes or gives as a tensor, not by address.
+    """
 
     storages: tuple[Storage, ...]
     steps: tuple[Step, ...]
     workspace: int
     peak: int
     home: dict[Value, Storage] = field(repr=False)
+    tensors: frozenset[Value] = field(repr=False)
 
     @property
     def launches(self) -> int:
@@ -88,15 +92,15 @@ def plan(program: Func, native: Callable[[Op], bool] = lambda op: isinstance(op,
     in the workspace; the others take and give tensors, which live while a view of them does."""
     ops = [op for op in program.body.ops if op.results or not _is_pure(op)]
     storages = _storages(program, ops)
-    tensors = {v for op in ops if not (native(op) or is_view(op))
-               for v in (*op.results, *_reads(op))}
+    tensors = frozenset(v for op in ops if not (native(op) or is_view(op))
+                        for v in (*op.results, *_reads(op)))
     fixed = [s for s in storages if s.role == "temp" and s.bytes.const_value is not None
              and tensors.isdisjoint(s.values)]
     offsets, workspace = place(fixed)
     placed = [replace(s, offset=offsets.get(s.name)) for s in storages]
     steps = tuple(Step(_kind(op), op) for op in ops)
     return Plan(tuple(placed), steps, workspace, _peak(fixed, len(ops)),
-                {v: s for s in placed for v in s.values})
+                {v: s for s in placed for v in s.values}, tensors)
 
 
 def _peak(storages: Sequence[Storage], steps: int) -> int:

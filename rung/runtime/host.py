@@ -23,7 +23,7 @@ A target may do in native code what `stretch_0` says, and `run` where it does no
 from __future__ import annotations
 
 import keyword
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
@@ -107,11 +107,9 @@ class _Host:
         self.addresses: dict[Storage, str] = {}
         self.variables: dict[Storage, list[str]] = {}
         self.returned = set(self.program.body.last.operands())
-        self.held = {v for s in plan.steps if s.kind != "view" and not self.native(s.op)
-                     for v in (*s.op.operands(), *s.op.results)}
         self.read = {v for s in plan.steps if not isinstance(s.op, Call | Return)
                      for v in s.op.operands()}
-        self.needed = self.held | self.behind(self.held)
+        self.needed = plan.tensors | self.behind(plan.tensors)
         self.builder = Builder(plan, module, self.raw)
         self.names: dict[Value, str] = {}
         self.copied: list[tuple[str, str]] = []  # (mutated argument, its copy in another layout)
@@ -135,7 +133,7 @@ class _Host:
                 self.drop(part)
         return self.code
 
-    def behind(self, values: set[Value]) -> set[Value]:
+    def behind(self, values: Collection[Value]) -> set[Value]:
         """Values of which others are views or later states, without a variable of their own."""
         found: set[Value] = set()
         for op in reversed([s.op for s in self.plan.steps]):

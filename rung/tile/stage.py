@@ -136,7 +136,8 @@ def _dimension(op: Access, sub: Sub, size: Expr, block: Callable[[str], int | No
         begins = sub.without(axes[0]).is_const(0)
         if begins or stored:
             return length(axes[0]), axes[0] if exact else "", whole and begins
-    if stored and not _fills(sub, axes, nest, None if whole else length):
+    if stored and not _fills(steps, [nest.extents[a].const_value if whole else length(a)
+                                     for a in axes]):
         raise refuse("there are places in its box that it does not store to")
     if whole:
         if size.const_value is None:
@@ -150,12 +151,8 @@ def _dimension(op: Access, sub: Sub, size: Expr, block: Callable[[str], int | No
     return 1 + reach, axes[0] if exact else "", False
 
 
-def _fills(sub: Expr, axes: Sequence[str], nest: Nest, length: Callable[[str], int] | None
-           ) -> bool:
-    """Whether a store along several axes, in blocks of some `length` or whole, leaves no gaps."""
-    extents = [length(a) if length else nest.extents[a].const_value for a in axes]
-    factors = [sub.coefficient(a) for a in axes]
-    steps = [f.const_value if f is not None else None for f in factors]
+def _fills(steps: Sequence[int | None], extents: Sequence[int | None]) -> bool:
+    """Whether a store along several axes, by their steps and extents, leaves no gaps."""
     covered = 1  # elements that the axes so far cover: the step of the next one
     for step, n in sorted((step or 0, n or 0) for step, n in zip(steps, extents, strict=True)):
         if step != covered:

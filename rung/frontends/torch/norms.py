@@ -45,12 +45,17 @@ def layer_norm(e: Emit, x: Value, size: Sequence[object], weight: Value | None,
     alike(x, weight, bias)
     a = e.operand(x, dtype_of(x.type))
     axes = trailing(x, size)
+    centre, apart, scale = standard(e, a, axes, eps)
+    y = affine(e, e.map("mul", apart, e.expand(scale, shape_of(a))), weight, bias)
+    return e.finish(y), e.finish(centre, 1), e.finish(scale, 2)
+
+
+def standard(e: Emit, a: Value, axes: Sequence[int], eps: float) -> tuple[Value, Value, Value]:
+    """(mean, a - mean, 1 / sqrt(var + eps)) over `axes`, which stay as sizes of 1."""
     centre = e.mean(a, axes, keep=True)
     apart = e.map("sub", a, e.expand(centre, shape_of(a)))
     spread = e.mean(e.map("mul", apart, apart), axes, keep=True)
-    scale = e.map("rsqrt", e.map("add", spread, eps))
-    y = affine(e, e.map("mul", apart, e.expand(scale, shape_of(a))), weight, bias)
-    return e.finish(y), e.finish(centre, 1), e.finish(scale, 2)
+    return centre, apart, inverse_deviation(e, spread, eps)
 
 
 def rms_norm(e: Emit, x: Value, size: Sequence[object], weight: Value | None,
@@ -59,7 +64,7 @@ def rms_norm(e: Emit, x: Value, size: Sequence[object], weight: Value | None,
     a = e.operand(x, dtype_of(x.type))
     square = e.mean(e.map("mul", a, a), trailing(x, size), keep=True)
     small = float(np.finfo(dtype_of(a.type).numpy).eps) if eps is None else eps
-    scale = e.map("rsqrt", e.map("add", square, small))
+    scale = inverse_deviation(e, square, small)
     y = affine(e, e.map("mul", a, e.expand(scale, shape_of(a))), weight, None)
     return e.finish(y), e.finish(scale, 1)
 
@@ -250,14 +255,11 @@ def group_norm(e: Emit, x: Value, weight: Value | None, bias: Value | None, n: o
     """(y, mean, 1 / sqrt(var + eps)), the latter two of each group."""
     alike(x, weight, bias)
     a = grouped(e, x, groups)
-    shape, axes = shape_of(a), range(2, len(shape_of(a)))
-    wide = widened(e, a, axes)
-    centre = e.mean(wide, axes, keep=True)
-    apart = e.map("sub", wide, e.expand(centre, shape))
-    spread = e.mean(e.map("mul", apart, apart), axes, keep=True)
-    stats = [e.value(v, dtype_of(a.type)) for v in (centre, inverse_deviation(e, spread, eps))]
+    axes = range(2, len(shape_of(a)))
+    centre, _, scale = standard(e, widened(e, a, axes), axes, eps)
+    stats = [e.value(v, dtype_of(a.type)) for v in (centre, scale)]
     y = group_affine(e, normal(e, a, *stats), weight, bias)
-    kept = (e.finish(e.reshape(v, shape[:2]), n) for n, v in enumerate(stats, 1))
+    kept = (e.finish(e.reshape(v, shape_of(a)[:2]), n) for n, v in enumerate(stats, 1))
     return e.finish(e.reshape(y, shape_of(x))), *kept
 
 
@@ -272,8 +274,7 @@ def group_norm_backward(e: Emit, grad: Value, x: Value, mean: Value, scale: Valu
     axes = range(2, len(shape_of(a)))
 
     def along_channels(v: Value) -> Value:
-        others = (0, *axes[1:])
-        sums = e.reduce("add", widened(e, v, others), others)
+        sums = _sum_beside(e, v, (1, 2))
         return e.reshape(sums, (product(shape_of(sums)),))
 
     return _given(e, wanted, (
