@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -10,7 +12,7 @@ from rung import pipeline
 from rung.core.op import Block, Func, Op
 from rung.core.ops import Map
 from rung.pipeline import Pass
-from rung.program.ir import Call, Module
+from rung.program.ir import Call, Check, Module
 
 
 def with_a_bug(module: Module) -> Module:
@@ -34,9 +36,18 @@ def with_a_bug(module: Module) -> Module:
     return Module(tuple(map(func, module.programs)), tuple(map(func, module.kernels)))
 
 
-def plant(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def other_checks(**changes: Any) -> Callable[[Module], Module]:
+    """What changes the checks of a module's programs."""
+    def changed(op: Op) -> Op:
+        return replace(op, **changes) if isinstance(op, Check) else op
+    return lambda module: Module(tuple(p.with_ops(map(changed, p.body.ops))
+                                       for p in module.programs), module.kernels)
+
+
+def plant(monkeypatch: pytest.MonkeyPatch, name: str,
+          bug: Callable[[Module], Module] = with_a_bug) -> None:
     """The pass `name`, such as loop.fuse, also breaks the module."""
     def bad(p: Pass) -> Pass:
-        return replace(p, run=lambda m, c: with_a_bug(p.run(m, c)))
+        return replace(p, run=lambda m, c: bug(p.run(m, c)))
     monkeypatch.setattr(pipeline, "PASSES", tuple(
         bad(p) if f"{p.rung}.{p.name}" == name else p for p in pipeline.PASSES))

@@ -53,19 +53,24 @@ class Difference:
 
 
 def difference(old: Arrays, new: Arrays, bound: float) -> Difference | None:
-    """The first result that is not the same bits, nor within `bound` of its largest element; what
-    is left of larger numbers that cancel counts as at least a thousandth of those."""
-    noise = 1e-3 * max(map(_size, old), default=0.0)
+    """The first result that is not the same bits, nor of floats within `bound` of its largest one;
+    what is left of larger numbers that cancel counts as at least a thousandth of those."""
+    noise = 1e-3 * max((_size(x) for x in old if _rounds(x)), default=0.0)
     for n, (a, b) in enumerate(zip(old, new, strict=True)):
         if np.array_equal(a, b, equal_nan=True):
             continue
+        limit = bound * max(_size(a), noise) if _rounds(a) else 0.0
         a, b = (np.asarray(x, complex if np.iscomplexobj(x) else float) for x in (a, b))
         if a.shape != b.shape or not np.array_equal(np.isnan(a), np.isnan(b)):
             return Difference(n, np.inf, _size(a))
         error = float(np.max(np.abs(a - b), initial=0, where=(a != b) & ~np.isnan(a)))
-        if not error <= bound * max(_size(a), noise):
+        if not error <= limit:
             return Difference(n, error, _size(a))
     return None
+
+
+def _rounds(x: Any) -> bool:
+    return np.asarray(x).dtype.kind in "fc"
 
 
 def _size(x: Any) -> float:

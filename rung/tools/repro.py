@@ -64,19 +64,30 @@ def inputs():
     return [{inputs}]
 
 
+def outcome(run):
+    args = inputs()
+    torch.manual_seed({seed})
+    try:
+        return [*run(*args), *args]
+    except Exception as error:
+        return [error]
+
+
 torch.set_grad_enabled(False)
-graph, given, again = Graph(), inputs(), inputs()
-torch.manual_seed({seed})
-want = [*graph(*given), *given]
+graph = Graph()
+want = outcome(graph)
 torch._dynamo.reset()
-torch.manual_seed({seed})
-got = [*torch.compile(graph, backend="rung", dynamic=False, options={options})(*again), *again]
+got = outcome(torch.compile(graph, backend="rung", dynamic=False, options={options}))
 wrong = 0
 for n, (a, b) in enumerate(zip(got, want)):
-    if isinstance(b, torch.Tensor) and not torch.equal(a, b):
+    if isinstance(a, Exception) or isinstance(b, Exception):
+        bad = type(a) is not type(b)
+        print(f"rung: {{a!r:.200}}, eager: {{b!r:.200}}" + "  <- wrong" * bad)
+        wrong += bad
+    elif isinstance(b, torch.Tensor) and not torch.equal(a, b):
         error = (a.double() - b.double()).abs().nan_to_num(0).max().item()
         size = b.double().abs().nan_to_num(0, 0, 0).max().item()
-        bad = error > {bound} * size or not torch.equal(a.isnan(), b.isnan())
+        bad = error > {bound} * size * b.is_floating_point() or not a.isnan().equal(b.isnan())
         print(f"result {{n}}: {{error:.3g}} apart, of {{size:.3g}}" + "  <- wrong" * bad)
         wrong += bad
 print(f"{{wrong}} of {{len(want)}} results and arguments are wrong")

@@ -1,15 +1,17 @@
 """`options={"verify": 0.01}`: a share of live calls run again in eager, on copies of their inputs.
 
-At a difference (beyond roundings, and further from float64 than eager is) it says once which kernel
-and line of the user come first, writes a reproducer, and that graph runs in eager from then on.
+At a difference (beyond roundings, and further from float64 than eager is, or in what is raised) it
+says once which kernel and line of the user come first, writes a reproducer, and that graph runs in
+eager from then on.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +21,16 @@ from torch import fx
 from rung import pipeline
 from rung.core import origins
 from rung.core.config import Settings
-from rung.core.op import Value
+from rung.core.op import Func, Op, Value
 from rung.core.options import Options
-from rung.frontends.torch.importer import Imported
+from rung.frontends.torch.importer import Imported, origin_of
 from rung.frontends.torch.oracle import to_numpy
 from rung.pipeline import Context, Stages
-from rung.program.ir import KernelCall, Module, Return
+from rung.program.ir import Check, KernelCall, Module, Return
 from rung.runtime.tensors import cloned
 from rung.targets.base import target
 from rung.tools import check, repro
 from rung.tools.capture import Graph
-from rung.tools.check import Difference
 from rung.tools.given import SEED
 from rung.tools.repro import Recorder
 
@@ -60,45 +61,45 @@ class Verified:
     def eager(self, args: Args) -> Results:
         values = tuple(args)
         args.clear()
-        out: Results = self.module(*values)
+        with torch.no_grad():
+            out: Results = self.module(*values)
         return out
 
     def checked(self, args: Args) -> Results:
-        """One call by both; what eager gives where they differ."""
+        """One call by both; where they differ it is taken back, and eager runs it."""
         given, before, seed = list(args), cloned(args), torch.get_rng_state()
-        found = self.run(args)
-        after = torch.get_rng_state()
+        ours, drawn = outcome(self.run, args), torch.get_rng_state()
         twin = cloned(before)
         torch.set_rng_state(seed)
-        with torch.no_grad():
-            wanted: Results = self.module(*twin)
-        torch.set_rng_state(after)
-        off = self.difference([*found, *given], [*wanted, *twin], before, seed)
-        if off is None:
-            return found
+        eager = outcome(self.eager, list(twin))
+        if type(ours.error) is not type(eager.error):
+            off = f"what it raises: {ours.error!r} instead of {eager.error!r}"
+        elif not eager.error and not drawn.equal(torch.get_rng_state()):
+            off = "the random numbers that it draws"
+        else:
+            off = self.difference([*ours.results, *given], [*eager.results, *twin], before, seed)
+        if not off:
+            return ours.get()
         self.trusted = False
-        _warn(off, self.graph(before), self.options)
-        with torch.no_grad():
-            for real, right in zip(given, twin, strict=True):
-                if isinstance(real, torch.Tensor) and not torch.equal(real, right):
-                    real.copy_(right)
-        return wanted
+        _warn(off, self.graph(before), ours.error, self.options)
+        restore(given, before)
+        torch.set_rng_state(seed)
+        return self.eager(given)
 
     def difference(self, found: Results, wanted: Results, inputs: Results,
-                   seed: torch.Tensor) -> Difference | None:
-        """Where a result is off by more than its type's roundings, and by more than eager's is."""
+                   seed: torch.Tensor) -> str:
+        """Which result is off by more than its type's roundings, and by more than eager's is."""
+        if list(map(_kind, found)) != list(map(_kind, wanted)):
+            return "types or shapes"
         new, old = ([to_numpy(x) for x in xs if x is not None] for xs in (found, wanted))
         off = check.difference(old, new, self.bound)
-        if off is None:
-            return None
-        exact = widened(self.module, inputs, seed)
-        if exact is None:
-            return off
+        if off is None or (exact := widened(self.module, inputs, seed)) is None:
+            return str(off or "")
         true = [to_numpy(x) for x in exact if x is not None]
         for n, (a, b, c) in enumerate(zip(old, new, true, strict=True)):
             if check.difference([a], [b], self.bound) and not _error(c, b) <= WORSE * _error(c, a):
-                return replace(off, number=n, error=_error(a, b))
-        return None
+                return str(replace(off, number=n, error=_error(a, b)))
+        return ""
 
     def graph(self, inputs: Args) -> Graph:
         """This graph with the inputs of one call."""
@@ -111,6 +112,37 @@ def verified(run: Run, module: fx.GraphModule, imported: Imported, options: Opti
     return Verified(run, module, imported, options) if options.verify else run
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """What a call gives, or what it raises."""
+
+    results: Results = ()
+    error: Exception | None = None
+
+    def get(self) -> Results:
+        if self.error:
+            raise self.error
+        return self.results
+
+
+def outcome(run: Callable[[Args], Any], args: Args) -> Outcome:
+    try:
+        return Outcome(run(args))
+    except Exception as error:
+        return Outcome(error=error)
+
+
+def restore(args: Args, before: Args) -> None:
+    """Give arguments the values that they had."""
+    for x, old in zip(args, before, strict=True):
+        if isinstance(x, torch.Tensor) and x is not old and not x.equal(old):
+            x.untyped_storage().copy_(old.untyped_storage())
+
+
+def _kind(x: Any) -> Any:
+    return (x.dtype, x.shape) if isinstance(x, torch.Tensor) else type(x)
+
+
 def _error(true: Any, found: Any) -> float:
     off = check.difference([true], [found], 0.0)
     return off.error if off else 0.0
@@ -119,7 +151,18 @@ def _error(true: Any, found: Any) -> float:
 # --- float64
 
 class _Wide(fx.Interpreter):
-    """Runs a graph in float64, whatever types its nodes name."""
+    """Runs a graph in float64, whatever types its nodes name; only random numbers are drawn in
+    their own, since other types draw others."""
+
+    def run_node(self, n: fx.Node) -> Any:
+        if torch.Tag.nondeterministic_seeded not in getattr(n.target, "tags", ()):
+            return super().run_node(n)
+
+        def own(x: fx.Node) -> Any:
+            value = self.env[x]
+            return value.to(x.meta["val"].dtype) if isinstance(value, torch.Tensor) else value
+        drawn = super().call_function(n.target, *fx.map_arg((n.args, n.kwargs), own))
+        return torch.utils._pytree.tree_map_only(torch.Tensor, _wide, drawn)
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         def wide(x: Any) -> Any:
@@ -128,13 +171,16 @@ class _Wide(fx.Interpreter):
         return super().call_function(target, args, kwargs)
 
 
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    return x.double() if x.dtype in HALVES else x
+
+
 HALVES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def widened(module: fx.GraphModule, inputs: Results, seed: torch.Tensor) -> Args | None:
     """Results and arguments afterwards in float64; None where torch cannot do that."""
-    wide = [x.double() if isinstance(x, torch.Tensor) and x.dtype in HALVES else x
-            for x in cloned(inputs)]
+    wide = [_wide(x) if isinstance(x, torch.Tensor) else x for x in cloned(inputs)]
     now = torch.get_rng_state()
     torch.set_rng_state(seed)
     try:
@@ -148,15 +194,17 @@ def widened(module: fx.GraphModule, inputs: Results, seed: torch.Tensor) -> Args
 
 # --- telling
 
-def _warn(off: Difference, graph: Graph, options: Options) -> None:
-    where = "no single kernel is at fault"
+def _warn(off: str, graph: Graph, error: Exception | None, options: Options) -> None:
+    # The user's program goes on, right, whatever this runs into.
+    where, path = "", ""
+    with suppress(Exception):
+        where = culprit(graph, options, error)
     try:
-        where = culprit(graph, options) or where
-        path = _written(graph, str(off), options)
-    except Exception as error:  # the user's program goes on, right, whatever this runs into
-        path = f"none, {type(error).__name__}: {error}"
+        path = _written(graph, off, options)
+    except Exception as failed:
+        path = f"none, {type(failed).__name__}: {failed}"
     log.warning("verify: rung differs from eager in %s; %s; reproducer: %s; this graph runs in "
-                "eager from now on", off, where, path)
+                "eager from now on", off, where or "no single kernel is at fault", path)
 
 
 def _written(graph: Graph, title: str, options: Options) -> str:
@@ -170,9 +218,12 @@ def _written(graph: Graph, title: str, options: Options) -> str:
     return str(path)
 
 
-def culprit(graph: Graph, options: Options) -> str:
+def culprit(graph: Graph, options: Options, error: Exception | None = None) -> str:
     """The first kernel whose result is that of none of the operators it stands for, and where the
-    user wrote them; layers are not outlined, so that each kernel has operators of its own."""
+    user wrote them; else the check that raised `error`, or the operator that raises in eager.
+
+    Layers are not outlined, so that each kernel has operators of its own.
+    """
     assert graph.imported is not None
     context = Context(target(options.target), options.precision, graph.hints,
                       pipeline.read_mappings(options.mappings))
@@ -181,26 +232,49 @@ def culprit(graph: Graph, options: Options) -> str:
         if p.name != "outline":
             module = pipeline.run_pass(p, module, context)
         made[p.rung] = module
-    calls = [(op, r) for op in module.main.body.ops if isinstance(op, KernelCall)
-             for r in op.results[len(op.updates):]]
-    values = _values(module, [r for _, r in calls], graph, context, made)
-    right = {n.name: x for n, x in Recorder(graph.module).record(graph.inputs).items()
-             if isinstance(x, torch.Tensor)}
+    ops, at = _until(error, module.main.body.ops, pipeline.lines_of(graph.imported.func))
+    recorder = Recorder(graph.module)
+    eager = outcome(recorder.record, graph.inputs)
+    kernel = _diverging(module.main.with_ops(ops), module, graph, context, made, recorder.values)
+    if not (kernel or at) and eager.error:
+        node = next(n for n in graph.module.graph.nodes if n not in recorder.values)
+        at = f"{node.target} ({origin_of(node).line}), which raises in eager"
+    return kernel or (at and f"first in {at}")
+
+
+def _until(error: Exception | None, ops: Sequence[Op], lines: Mapping[str, str]
+           ) -> tuple[Sequence[Op], str]:
+    """The ops before the check that raised an error, and what that is; all where none did."""
+    notes = getattr(error, "__notes__", ())
+    for n, op in enumerate(ops):
+        if isinstance(op, Check) and (line := lines.get(op.node)) in notes:
+            return ops[:n], f"the check of {op.value.name} at {line}"
+    return ops[:-1], ""
+
+
+def _diverging(main: Func, module: Module, graph: Graph, context: Context,
+               made: dict[str, Module], known: Mapping[fx.Node, Any]) -> str:
+    """The first kernel of `main` whose result is not among what is `known` of its operators."""
+    assert graph.imported is not None
+    right = {n.name: x for n, x in known.items() if isinstance(x, torch.Tensor)}
     bound = check.tolerance(Module((graph.imported.func,)))
+    calls = [(op, r) for op in main.body.ops if isinstance(op, KernelCall)
+             for r in op.results[len(op.updates):]]
+    values = _values(main, module, [r for _, r in calls], graph, context, made)
     for (op, result), value in zip(calls, values, strict=True):
-        known = [right[o.node] for o in origins.of(result) if o.node in right]
-        same = [x for x in known if (x.numel(), x.dtype) == (value.numel(), value.dtype)]
+        theirs = [right[o.node] for o in origins.of(result) if o.node in right]
+        same = [x for x in theirs if (x.numel(), x.dtype) == (value.numel(), value.dtype)]
         if same and not any(_alike(value, x, bound) for x in same):
             lines = dict.fromkeys(o.line for o in origins.of(result) if o.line)
             return f"first in kernel {op.callee} ({', '.join(lines)})"
     return ""
 
 
-def _values(module: Module, results: Sequence[Value], graph: Graph, context: Context,
+def _values(main: Func, module: Module, results: Sequence[Value], graph: Graph, context: Context,
             made: dict[str, Module]) -> Sequence[torch.Tensor]:
-    """What the kernels of a module give, in one run that returns all of it."""
+    """What the kernels of `main` give, in one run that returns all of it."""
     assert graph.imported is not None
-    main = module.main.with_ops([*module.main.body.ops[:-1], Return(tuple(results))])
+    main = main.with_ops([*main.body.ops, Return(tuple(results))])
     lowest = Module((main, *module.programs[1:]), module.kernels)
     source = context.target.emit(pipeline.generated(module))
     run = pipeline.executable(Stages(made | {"kernel": lowest}, context.target, source),

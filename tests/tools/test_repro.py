@@ -45,7 +45,7 @@ def test_a_graph_as_a_file(saved: bool, tmp_path: Path) -> None:
 def test_a_file_fails_where_the_results_differ(tmp_path: Path) -> None:
     source = repro(from_expression("torch.randn(5).floor() + 1"), BASE)
     done = run(tmp_path / "graph.py", source.replace(
-        "got = [*torch.compile", "got = [*(lambda g, **_: lambda x: (x,))"))
+        "torch.compile(graph", "(lambda g, **_: lambda x: (x,))(graph"))
     assert done.returncode == 1
     assert "<- wrong" in done.stdout and "1 of 2 results and arguments are wrong" in done.stdout
 

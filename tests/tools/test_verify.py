@@ -10,14 +10,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from planted import plant
+from agreement import sharing
+from planted import other_checks, plant
 from torch import Tensor, nn
 
+from rung.core.expr import parse_expr
 from rung.core.options import Options
 from rung.frontends.torch import backend
-from rung.tools import verify
+from rung.runtime.tensors import cloned
+from rung.tools import check, verify
+from rung.tools.capture import capture
+from rung.tools.given import Given
 from rung.tools.verify import Verified
 
 
@@ -90,6 +96,48 @@ def test_a_planted_bug(monkeypatch: pytest.MonkeyPatch, settings: Callable[..., 
         0, "0 of 3 results and arguments are wrong\n"), done.stderr  # there the bug is not planted
 
 
+def looked_up(table: Tensor, i: Tensor) -> Tensor:
+    return table.index_select(0, i * 2) + 1
+
+
+PLACES = {"inside": 1, "outside": 5}
+ERRORS = {  # what happens to the check, where the index points, and what the warning says
+    "only here": ({"hi": parse_expr("0")}, "inside", "IndexError(.*) instead of None"),
+    "only in eager": ({"hi": parse_expr("99")}, "outside", "None instead of IndexError(.*)"),
+    "of another class": ({"error": "RuntimeError"}, "outside",
+                         "RuntimeError(.*) instead of IndexError(.*)"),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_an_error(name: str, monkeypatch: pytest.MonkeyPatch, settings: Callable[..., None],
+                  caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    changes, place, told = ERRORS[name]
+    plant(monkeypatch, "loop.simplify", other_checks(**changes))
+    settings(keep=tmp_path)
+    run, whole = compiled(looked_up), torch.randn(20, 3)
+    table, i = whole[:10], torch.tensor([0, PLACES[place]])  # what is outside is memory still
+
+    def call(fn: Callable[..., Any]) -> Any:
+        with torch.no_grad():
+            return verify.outcome(lambda args: fn(*args), [table, i])
+    with caplog.at_level(logging.WARNING, logger="rung"):
+        for _ in range(2):
+            ours, eager = call(run), call(looked_up)
+            assert type(ours.error) is type(eager.error)
+            assert eager.error or torch.equal(ours.results, eager.results)
+    (message,) = [r.message for r in caplog.records if r.name == "rung"]
+    assert re.match(f"verify: rung differs from eager in what it raises: {told}; first in",
+                    message)
+    line = looked_up.__code__.co_firstlineno + 1
+    assert f"{__file__}:{line}" in message and "index_select" in message
+    path = re.search(r"reproducer: (\S+\.py);", message)
+    assert path
+    done = subprocess.run([sys.executable, path[1]], capture_output=True, text=True, check=False,
+                          timeout=200)
+    assert done.returncode == 0 and ("IndexError" in done.stdout) == (place == "outside")
+
+
 def test_a_wrong_update_of_an_argument_is_mended(
         monkeypatch: pytest.MonkeyPatch, settings: Callable[..., None], tmp_path: Path) -> None:
     plant(monkeypatch, "loop.simplify")
@@ -106,19 +154,83 @@ def test_a_wrong_update_of_an_argument_is_mended(
     assert torch.equal(cache, right)
 
 
+def test_after_a_difference_all_is_as_in_eager(
+        monkeypatch: pytest.MonkeyPatch, settings: Callable[..., None], tmp_path: Path) -> None:
+    """Random numbers, gradients, and arguments that share memory with others and with results."""
+    plant(monkeypatch, "loop.simplify")
+    settings(keep=tmp_path)
+
+    def fn(x: Tensor, y: Tensor, w: Tensor) -> Any:
+        x.copy_(torch.floor(x) + y)
+        return torch.dropout(x * w, 0.5, True) + torch.rand(3), x.view(-1), y
+
+    def call(run: Callable[..., Any]) -> Any:
+        torch.manual_seed(3)
+        memory, w = torch.linspace(-2, 2, 9), torch.ones(3, requires_grad=True)
+        memory[4] = float("nan")
+        args = [memory[:3], memory[6:], w]
+        outs = run(*args)
+        outs[0].sum().backward()
+        return [memory, *outs, w.grad, torch.rand(2)], sharing(outs, args)
+    (ours, shared), (eager, wanted) = call(compiled(fn)), call(fn)
+    assert shared == wanted
+    for a, b in zip(ours, eager, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+
+
+def test_random_numbers_in_float64_are_those_of_the_graph() -> None:
+    def fn(x: Tensor) -> Tensor:
+        return torch.dropout(x, 0.5, True) * torch.rand(50)
+    (graph,) = capture(Given("fn", fn, (torch.rand(50),)), inputs=True).graphs
+    seed = torch.get_rng_state()
+    wanted = graph.module(*cloned(graph.inputs))
+    exact = verify.widened(graph.module, graph.inputs, seed)
+    assert exact and exact[0].dtype == torch.float64
+    torch.testing.assert_close(exact[0].float(), wanted[0])
+
+
+def test_integers_are_compared_exactly() -> None:
+    far, near, off = np.array([10 ** 6, 0]), np.array([1.0]), np.array([1, 0])
+    assert check.difference([far, near], [far + off, near], 0.01)
+    assert check.difference([far, near], [far, near * 2], 0.01)
+    assert not check.difference([far, near], [far, near * 1.001], 0.01)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.complex32, torch.uint32])
+def test_types_that_numpy_may_lack(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify, "_warn", None)
+    x = torch.arange(4.0).to(dtype)
+    same, twice = compiled(lambda x: (x.clone(), x.to(torch.complex64) * 2))(x)
+    assert same.dtype == dtype
+    assert twice.tolist() == (x.to(torch.complex64) * 2).tolist()
+
+
+@pytest.mark.parametrize("run, told", [
+    (lambda args: (args[0].double() + 1,), "types or shapes"),
+    (lambda args: (args[0] + 1, torch.rand(1))[:1], "the random numbers that it draws")])
+def test_other_differences(run: verify.Run, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(verify, "_warn", lambda off, *rest: said.append(off))
+    x = torch.rand(5)
+    graph = _graph(x)
+    checker = Verified(run, graph.module, graph.imported, Options(verify=1.0))
+    for _ in range(2):
+        state = torch.get_rng_state()
+        (found,) = checker([x])
+        assert torch.equal(found, x + 1) and torch.equal(torch.get_rng_state(), state)
+    assert said == [told]
+
+
 def test_what_is_nearer_to_float64_than_eager_is_no_bug() -> None:
     class Off(nn.Module):
         def forward(self, x: Tensor) -> tuple[Tensor]:
             return ((x + 1e4) - 1e4,)
     module = torch.fx.symbolic_trace(Off())
     x = torch.rand(100)
-    checker = Verified(lambda args: (args[0],), module, _imported(x), Options(verify=1.0))
+    checker = Verified(lambda args: (args[0],), module, _graph(x).imported, Options(verify=1.0))
     checker.bound = 1e-6
     assert torch.equal(checker.checked([x])[0], x) and checker.trusted
 
 
-def _imported(x: Tensor) -> Any:
-    from rung.tools.capture import capture
-    from rung.tools.given import Given
-
-    return capture(Given("f", lambda x: x + 1.0, (x,))).graphs[0].imported
+def _graph(x: Tensor) -> Any:
+    return capture(Given("f", lambda x: x + 1.0, (x,)), inputs=True).graphs[0]

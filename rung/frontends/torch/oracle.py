@@ -52,11 +52,14 @@ def _call(op: Call, operands: Mapping[Value, Array], interp: Interp) -> Any:
 
 
 def to_numpy(x: Any) -> Array:
-    """A copy as the interpreter holds it: bf16 in float32."""
+    """A copy as the interpreter holds it: bf16, and others that NumPy lacks, in float32."""
     if not isinstance(x, torch.Tensor):
         return np.asarray(x)
-    x = x.detach()
-    return np.array((x.float() if x.dtype == torch.bfloat16 else x).numpy(force=True))
+    if x.dtype == torch.complex32:
+        x = x.to(torch.complex64)
+    elif x.dtype == torch.bfloat16 or (x.is_floating_point() and x.itemsize == 1):
+        x = x.float()
+    return np.array(x.numpy(force=True))
 
 
 def to_tensor(x: Array, kind: Any) -> torch.Tensor:
