@@ -139,7 +139,7 @@ def restore(args: Args, before: Args) -> None:
             x.untyped_storage().copy_(old.untyped_storage())
 
 
-def _kind(x: Any) -> Any:
+def _kind(x: object) -> object:
     return (x.dtype, x.shape) if isinstance(x, torch.Tensor) else type(x)
 
 
@@ -165,7 +165,7 @@ class _Wide(fx.Interpreter):
         return torch.utils._pytree.tree_map_only(torch.Tensor, _wide, drawn)
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        def wide(x: Any) -> Any:
+        def wide(x: object) -> object:
             return torch.float64 if x in HALVES else x
         args, kwargs = torch.utils._pytree.tree_map_only(torch.dtype, wide, (args, kwargs))
         return super().call_function(target, args, kwargs)
@@ -253,7 +253,7 @@ def _until(error: Exception | None, ops: Sequence[Op], lines: Mapping[str, str]
 
 
 def _diverging(main: Func, module: Module, graph: Graph, context: Context,
-               made: dict[str, Module], known: Mapping[fx.Node, Any]) -> str:
+               made: dict[str, Module], known: Mapping[fx.Node, object]) -> str:
     """The first kernel of `main` whose result is not among what is `known` of its operators."""
     assert graph.imported is not None
     right = {n.name: x for n, x in known.items() if isinstance(x, torch.Tensor)}
