@@ -104,6 +104,20 @@ def test_training(name: str, dynamic: bool, dtype: torch.dtype) -> None:
         torch.testing.assert_close(a, b, rtol=10 * tolerance, atol=10 * tolerance)
 
 
+@pytest.mark.parametrize("name", ["gpt2", pytest.param("bert", marks=pytest.mark.slow)])
+def test_training_with_dropout(name: str) -> None:
+    """In embeddings, attention and after each part of a layer: the same draws, step by step."""
+    model, inputs = made(name)
+    batches, still = [inputs(2, 7)] * 4, copy.deepcopy(model).train()
+    for part in model.train().modules():
+        if isinstance(part, nn.Dropout):
+            part.p = 0.1
+    want = trained(copy.deepcopy(model), batches, lambda fn: fn)
+    got = trained(model, batches, lambda fn: compiled(fn, False))
+    assert got == pytest.approx(want, rel=2e-5)
+    assert want[0] != pytest.approx(trained(still, batches, lambda fn: fn)[0], rel=1e-3)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", "resnet", "vit"])
 def test_twenty_steps_at_full_size(name: str) -> None:

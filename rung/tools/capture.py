@@ -16,8 +16,9 @@ from torch import fx
 
 from rung.core.errors import RungError
 from rung.frontends.torch import compat
-from rung.frontends.torch.backend import DECOMPOSED, as_it_is
+from rung.frontends.torch.backend import as_it_is
 from rung.frontends.torch.importer import TORCH, Imported, import_graph
+from rung.frontends.torch.tracing import compile_graphs
 from rung.runtime.tensors import cloned
 from rung.tools.given import SEED, Args, Given, UserError, inputs_of
 
@@ -70,7 +71,7 @@ def capture(given: Given, train: bool = False, inputs: bool = False) -> Capture:
     def backend(gm: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
         forward, inference = (partial(_record, found, inputs, kind)
                               for kind in ("forward", "inference"))
-        return compat.compile_graphs(gm, examples, forward, forward, inference, DECOMPOSED)
+        return compile_graphs(gm, examples, forward, forward, inference)
 
     compiled, watch = compat.watched(given.function, backend, found.frames, found.recompiles)
     try:

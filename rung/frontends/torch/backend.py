@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-import torch
 from torch import fx
 
 from rung.core import trace
@@ -25,20 +24,13 @@ from rung.core.options import MODES, Options
 from rung.core.types import INDEX
 from rung.frontends.torch import compat
 from rung.frontends.torch.double_backward import differentiable
-from rung.frontends.torch.faults import overlapping_write
+from rung.frontends.torch.faults import fault
 from rung.frontends.torch.importer import Imported, import_graph
 from rung.frontends.torch.telling import told
+from rung.frontends.torch.tracing import compile_graphs
 from rung.targets.base import TARGETS
 
 log = logging.getLogger("rung")
-aten = torch.ops.aten
-
-DECOMPOSED = [
-    aten.channel_shuffle, aten.diagonal_backward, aten.glu, aten.glu_backward, aten.mse_loss,
-    aten.mse_loss_backward, aten.pixel_shuffle, aten.pixel_unshuffle, aten.rot90,
-    aten.select_backward, aten.slice_backward]
-"""Operators that torch may write out in terms of others: those whose parts are all in the table."""
-
 
 def rung(gm: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None,
          options: Mapping[str, object] | None = None) -> Callable[..., Any]:
@@ -47,7 +39,7 @@ def rung(gm: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | None 
     chosen = Options.of(given | dict(options or {}), tuple(TARGETS))
     if why := MODES[chosen.mode]:
         _warn_once(f"mode {chosen.mode!r} does what 'default' does: {why}")
-    if why := overlapping_write(gm):
+    if why := fault(gm):
         declined(Unsupported(why), chosen)
         return gm
     compiler, graphs = partial(compile_graph, options=chosen), list[fx.GraphModule]()
@@ -57,7 +49,7 @@ def rung(gm: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | None 
         return compiler(graph, inputs)
 
     with differentiable(graphs):
-        return compat.compile_graphs(gm, example_inputs, forward, compiler, compiler, DECOMPOSED)
+        return compile_graphs(gm, example_inputs, forward, compiler, compiler)
 
 
 def reset() -> None:

@@ -6,10 +6,9 @@ Nothing here may import `torch._inductor`, which is slow to load.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from importlib import import_module
 from itertools import accumulate
 from types import CodeType
@@ -21,23 +20,32 @@ from torch._decomp import get_decompositions
 from torch._decomp.decompositions import upsample_compute_output_size
 from torch._functorch._aot_autograd.subclass_utils import requires_subclass_dispatch
 from torch._functorch.aot_autograd import aot_module_simplified
+from torch._functorch.partitioners import default_partition
 from torch._guards import TracingContext
+from torch._ops import OperatorBase, OpOverload
+from torch._prims_common import compute_elementwise_output_logical_to_physical_perm
 from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.utils._python_dispatch import _disable_current_modes as untraced_values
+from torch.utils.checkpoint import CheckpointPolicy
 
 SUPPORTED = (2, 11), (2, 14)  # the first and last minor version of torch
 
-Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
+Function = Callable[..., Any]
+Compiler = Callable[[fx.GraphModule, Sequence[Any]], Function]
 Boxed = Callable[[list[Any]], Sequence[Any]]
 
-__all__ = ["SUPPORTED", "Boxed", "Compiler", "boxed", "break_reasons", "compile_graphs",
-           "is_backward", "is_signed", "is_traced", "keeps_graph", "size_expr", "static_inputs",
-           "trace_artifact", "unset_fake_temporarily"]
+__all__ = ["SUPPORTED", "Boxed", "Compiler", "Function", "boxed", "break_reasons", "compile_graphs",
+           "default_partition", "get_decompositions", "is_backward", "is_signed", "is_traced",
+           "keep", "keeps_graph", "memory_order", "output_size", "size_expr",
+           "static_inputs", "trace_artifact", "unset_fake_temporarily", "untraced_values"]
 
 
 def compile_graphs(gm: fx.GraphModule, example_inputs: Sequence[Any], forward: Compiler,
-                   backward: Compiler, inference: Compiler,
-                   decompose: Sequence[Any]) -> Callable[..., Any]:
-    """AOTAutograd around compilers of forward, backward and inference graphs.
+                   backward: Compiler, inference: Compiler, partition: Function,
+                   decompositions: Mapping[OperatorBase, Function],
+                   kernels: Mapping[OpOverload, Function | None]) -> Function:
+    """AOTAutograd around compilers of forward, backward and inference graphs, which are traced
+    with `decompositions` below autograd and with `kernels` above it.
 
     Where it would only hand the arguments of an inference graph on, what `inference` made is
     called without it, which saves a microsecond or two a call.
@@ -45,26 +53,26 @@ def compile_graphs(gm: fx.GraphModule, example_inputs: Sequence[Any], forward: C
     alone: list[Boxed] = []
     autocast = torch._C._is_any_autocast_enabled()  # which AOTAutograd switches off to compile
 
-    def infer(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    def infer(graph: fx.GraphModule, inputs: Sequence[Any]) -> Function:
         made = inference(graph, inputs)
         if not autocast and adds_nothing(graph, example_inputs):
             alone.append(made)
         return made
 
-    def later(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    def later(graph: fx.GraphModule, inputs: Sequence[Any]) -> Function:
         # Autograd calls the compiler and its product at a time when Dynamo may be tracing.
         return untraced(untraced(backward)(graph, inputs))
 
     build: Any = aot_module_simplified
-    with as_kernels(RESAMPLERS):
+    with with_kernels(kernels):
         whole = build(
             gm, example_inputs, fw_compiler=forward, bw_compiler=later,
-            inference_compiler=infer, decompositions=get_decompositions(decompose),
-            keep_inference_input_mutations=True)
+            inference_compiler=infer, partition_fn=partition,
+            decompositions=dict(decompositions), keep_inference_input_mutations=True)
     return unboxed(alone[0]) if alone else untraced(whole)
 
 
-def unboxed(run: Boxed) -> Callable[..., Any]:
+def unboxed(run: Boxed) -> Function:
     """`run` for arguments that are no list."""
     def call(*args: Any) -> Sequence[Any]:
         return run(list(args))
@@ -91,51 +99,47 @@ def adds_nothing(graph: fx.GraphModule, inputs: Sequence[Any]) -> bool:
             and not requires_subclass_dispatch(tensors, meta))
 
 
-RESAMPLERS = [getattr(torch.ops.aten, f"{name}{n}d") for name, sizes in (
-    ("upsample_nearest", "123"), ("_upsample_nearest_exact", "123"), ("upsample_linear", "1"),
-    ("upsample_bilinear", "2"), ("upsample_bicubic", "2"), ("upsample_trilinear", "3"))
-    for n in sizes]
-"""Operators that AOTAutograd writes out in Python, whatever decompositions are asked for, and
-whose written-out form picks other source pixels than the kernel."""
-
-
 @contextmanager
-def as_kernels(packets: Sequence[Any]) -> Iterator[None]:
-    """While tracing, these operators are themselves and not what they could be written as."""
+def with_kernels(kernels: Mapping[OpOverload, Function | None]) -> Iterator[None]:
+    """While tracing, these functions stand for operators, or where None the operators themselves,
+    and not what they would be written as."""
     keys = torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd
     taken = []
-    for op in (getattr(p, o) for p in packets for o in ("default", "vec")):
+    for op, own in kernels.items():
         taken.append((op, {k: op.py_kernels.pop(k) for k in keys if k in op.py_kernels}))
-        if op._overloadname == "vec":
-            op.py_kernels.update(dict.fromkeys(keys, partial(_resampled, op._overloadpacket)))
+        if own is not None:
+            op.py_kernels.update(dict.fromkeys(keys, own))
         op._dispatch_cache.clear()
     try:
         yield
     finally:
-        for op, kernels in taken:
+        for op, before in taken:
             for key in keys:
                 op.py_kernels.pop(key, None)
-            op.py_kernels.update(kernels)
+            op.py_kernels.update(before)
             op._dispatch_cache.clear()
 
 
 output_size: Callable[..., list[Any]] = upsample_compute_output_size
 
 
-def _resampled(packet: Any, x: torch.Tensor, size: Any, *rest: Any) -> torch.Tensor:
-    """The overload that takes a size or factors, by the one that takes both; sizes may be
-    symbolic, which torch's own does not allow."""
-    *corners, factors = rest
-    shape = output_size(x.size(), size, factors)
-    scales = [None] * len(shape) if factors is None else factors
-    made: torch.Tensor = packet.default(x, shape, *corners, *scales)
-    return made
+def memory_order(x: torch.Tensor) -> list[int]:
+    """The dimensions of a dense tensor in the layout of `x`, from the outermost to the innermost;
+    asking for it installs no guard."""
+    order, _ = compute_elementwise_output_logical_to_physical_perm(x)
+    return order
 
 
-def untraced(function: Callable[..., Any]) -> Callable[..., Any]:
+def keep(nodes: Sequence[fx.Node]) -> None:
+    """Mark nodes of a joint graph as kept for the backward graph, whatever a checkpoint says."""
+    for node in nodes:
+        node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+
+
+def untraced(function: Function) -> Function:
     """`function`, at which Dynamo does not look."""
     disable: Any = torch._dynamo.disable
-    wrapped: Callable[..., Any] = disable(function, reason="compiled by Rung")
+    wrapped: Function = disable(function, reason="compiled by Rung")
     return wrapped
 
 
@@ -213,8 +217,8 @@ class Frame:
 GUARD = re.compile(r"[| ]*\+- ([A-Z_]+: .*?)(?:\s+# .*)?$")
 
 
-def watched(function: Callable[..., Any], backend: Callable[..., Any], frames: list[Frame],
-            recompiles: list[str]) -> tuple[Callable[..., Any], Any]:
+def watched(function: Function, backend: Function, frames: list[Frame],
+            recompiles: list[str]) -> tuple[Function, Any]:
     """`function` compiled by `backend`, which `frames` and the reasons of `recompiles` tell about;
     the second result has `remove`, which ends that."""
     def noted(gm: fx.GraphModule, examples: Sequence[Any]) -> Any:

@@ -2,6 +2,8 @@
 
     y = x.expand(3, 4)      eager fills x with 1, and refuses to add in place;
     y.fill_(1)              AOTAutograd sums what was written over the rows of y: x becomes 3
+
+    torch.lstm(..., dropout=0.5, train=True)    torch writes it out without the dropout
 """
 
 from __future__ import annotations
@@ -15,15 +17,27 @@ from torch import fx
 from rung.frontends.torch.importer import origin_of
 
 
-def overlapping_write(gm: fx.GraphModule) -> str:
-    """What the first write to a tensor that has several elements in one place is, with the user's
-    line; "" where there is none."""
+def fault(gm: fx.GraphModule) -> str:
+    """What the first call of another meaning is, with the user's line; "" where there is none."""
     for module in (m for m in gm.modules() if isinstance(m, fx.GraphModule)):
         for node in module.graph.nodes:
-            if any(map(overlaps, _written(node))):
+            shared = any(map(overlaps, _written(node)))
+            if shared or _drops(node):
                 at = origin_of(node)
-                return f"{at.target} writes to elements that share memory at {at.line}: {at.code}"
+                what = "writes to elements that share memory" if shared else "would not drop"
+                return f"{at.target} {what} at {at.line}: {at.code}"
     return ""
+
+
+def _drops(node: fx.Node) -> bool:
+    """Whether a call is a recurrent network in training with dropout, its one float."""
+    name = str(getattr(node.target, "__name__", node.target))
+    return name in RECURRENT and any(
+        isinstance(rate, float) and rate > 0 and train is True
+        for rate, train in zip(node.args, node.args[1:], strict=False))
+
+
+RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 
 def _written(node: fx.Node) -> Iterator[Any]:

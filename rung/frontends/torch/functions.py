@@ -10,7 +10,7 @@ import numpy as np
 from rung.core.errors import Unsupported
 from rung.core.op import Value
 from rung.core.types import BF16, BOOL, DType, dtype_of
-from rung.frontends.torch.emit import Emit, Number
+from rung.frontends.torch.emit import Emit
 from rung.frontends.torch.formulas import (
     Body,
     Term,
@@ -182,10 +182,6 @@ def erfinv(y: Term) -> Term:
     return where(abs(y) < 1, x, where(eq(abs(y), 1), y * math.inf, math.nan * y))
 
 
-def dropout_backward(grad: Term, mask: Term, scale: Number) -> Term:
-    return grad * (mask * scale)
-
-
 FORMULAS: dict[str, Callable[..., Term]] = {
     "frac(Tensor self)": lambda x: x - trunc(x),
     "deg2rad(Tensor self)": lambda x: x * (math.pi / 180),
@@ -197,7 +193,6 @@ FORMULAS: dict[str, Callable[..., Term]] = {
     "logit_backward(Tensor grad_output, Tensor self, float? eps=None)": logit_backward,
     "sinc(Tensor self)": sinc,
     "erfinv(Tensor self)": erfinv,
-    "native_dropout_backward(Tensor grad_output, Tensor mask, float scale)": dropout_backward,
 }
 BUILDS: dict[str, Body] = {
     **{f"{fn}(Tensor self)": unary(fn) for fn in (

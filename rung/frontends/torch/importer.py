@@ -241,7 +241,7 @@ class _Importer:
         elif isinstance(node.target, torch._ops.OpOverload):
             types = tuple(self._type(v) for v in _leaves(val))
             self._add(node, program.Call(str(node.target), self._args(node), types,
-                                         _effect(node)), val)
+                                         effect_of(node)), val)
         else:
             raise Unsupported(f"{node.target}")
 
@@ -301,7 +301,8 @@ def _writes_back(node: fx.Node) -> bool:
             and node.args[0].op == "placeholder")
 
 
-def _effect(node: fx.Node) -> str:
+def effect_of(node: fx.Node) -> str:
+    """The effect of a call of an operator, "" if there is none."""
     op: Any = node.target
     schema = op._schema
     if schema.is_mutable:

@@ -17,9 +17,10 @@ from torch import fx
 from rung.core.cost import bound
 from rung.core.errors import Unsupported
 from rung.frontends.torch import compat
-from rung.frontends.torch.backend import DECOMPOSED, with_results
+from rung.frontends.torch.backend import with_results
 from rung.frontends.torch.importer import Imported, import_graph
 from rung.frontends.torch.oracle import to_numpy
+from rung.frontends.torch.tracing import compile_graphs
 from rung.pipeline import Stages, generated, lower_module
 from rung.program.ir import Module
 from rung.runtime.executable import Executable
@@ -95,8 +96,7 @@ def lowered(program: Program, target: Target, prefix: str) -> Lowered:
     gm = fx.symbolic_trace(program.function())
     try:
         with torch.no_grad():
-            call = compat.compile_graphs(gm, program.arguments(), compiler, compiler, compiler,
-                                         DECOMPOSED)
+            call = compile_graphs(gm, program.arguments(), compiler, compiler, compiler)
     except Exception as error:
         if failed:
             raise

@@ -1,0 +1,104 @@
+"""How AOTAutograd traces for Rung: what it writes out in terms of others, and draws that are kept.
+
+    F.dropout(x, 0.1)   ->   kept = bernoulli(0.9) as bool;   x * (kept * (1 / 0.9))
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx
+from torch._ops import OperatorBase, OpOverload
+
+from rung.frontends.torch import compat
+from rung.frontends.torch.importer import effect_of
+
+aten = torch.ops.aten
+
+WRITTEN_OUT = [
+    aten.channel_shuffle, aten.diagonal_backward, aten.glu, aten.glu_backward, aten.mse_loss,
+    aten.mse_loss_backward, aten.pixel_shuffle, aten.pixel_unshuffle, aten.rot90,
+    aten.select_backward, aten.slice_backward]
+"""Operators that torch may write out in terms of others: those whose parts are all in the table."""
+
+RESAMPLERS = [getattr(aten, f"{name}{n}d") for name, sizes in (
+    ("upsample_nearest", "123"), ("_upsample_nearest_exact", "123"), ("upsample_linear", "1"),
+    ("upsample_bilinear", "2"), ("upsample_bicubic", "2"), ("upsample_trilinear", "3"))
+    for n in sizes]
+"""Operators that AOTAutograd writes out in Python, whatever decompositions are asked for, and
+whose written-out form picks other source pixels than the kernel."""
+
+
+def resampled(packet: Any, x: torch.Tensor, size: Any, *rest: Any) -> torch.Tensor:
+    """The overload that takes a size or factors, by the one that takes both; sizes may be
+    symbolic, which torch's own does not allow."""
+    *corners, factors = rest
+    shape = compat.output_size(x.size(), size, factors)
+    scales = [None] * len(shape) if factors is None else factors
+    made: torch.Tensor = packet.default(x, shape, *corners, *scales)
+    return made
+
+
+def dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+    """Dropout as a graph has it; where everything is dropped, eager draws nothing."""
+    if train and p == 1:
+        return x * x.new_zeros(())
+    return aten.native_dropout(x, p, train)[0] if train and p else x.clone()
+
+
+def dropout_(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+    return x.copy_(dropout(x, p, train)) if train and p else x
+
+
+def native_dropout(x: torch.Tensor, p: float, train: bool | None) -> Any:
+    """(result, what was kept) with the bits of `F.dropout`: one draw, in the order of memory."""
+    if train is False or not isinstance(p, float) or not x.is_floating_point():
+        return NotImplemented
+    order = compat.memory_order(x)
+    unset = torch.empty([x.shape[d] for d in order], dtype=torch.bool, device=x.device)
+    kept = aten.bernoulli.p(unset, 1 - p)
+    if order != sorted(order):
+        kept = kept.permute([order.index(d) for d in range(x.dim())])
+    return x * noise(kept, 1 - p, x.dtype), kept
+
+
+def native_dropout_backward(grad: torch.Tensor, kept: torch.Tensor, scale: float) -> Any:
+    if not isinstance(scale, float) or not grad.is_floating_point():
+        return NotImplemented
+    return grad * noise(kept, 1 / scale if scale else 0, grad.dtype)
+
+
+def noise(kept: torch.Tensor, share: float, dtype: torch.dtype) -> torch.Tensor:
+    """What eager multiplies by: 1 / `share`, rounded as it rounds it, where `kept`, else 0."""
+    with compat.untraced_values():
+        scale = torch.ones((), dtype=dtype).div(share).item() if share else 0.0
+    return kept.to(dtype) * scale
+
+
+DECOMPOSITIONS: dict[OperatorBase, compat.Function] = {
+    **compat.get_decompositions(WRITTEN_OUT), aten.native_dropout.default: native_dropout,
+    aten.native_dropout_backward.default: native_dropout_backward}
+
+KERNELS: dict[OpOverload, compat.Function | None] = {
+    **{p.default: None for p in RESAMPLERS}, **{p.vec: partial(resampled, p) for p in RESAMPLERS},
+    aten.dropout.default: dropout, aten.dropout_.default: dropout_}
+"""What stands for operators that AOTAutograd writes out in Python by itself; None: themselves."""
+
+
+def partition(joint: fx.GraphModule, inputs: Sequence[Any], **rest: Any) -> Any:
+    """Torch's split into forward and backward graph, in which no draw is repeated: what a
+    checkpoint would compute anew is kept where it is random, and costs memory instead."""
+    for node in joint.graph.nodes:
+        if isinstance(node.target, OpOverload) and effect_of(node) == "rng":
+            parts = [n for n in node.users if n.target is operator.getitem]
+            compat.keep([node, *parts])
+    return compat.default_partition(joint, inputs, **rest)
+
+
+compile_graphs = partial(compat.compile_graphs, partition=partition,
+                         decompositions=DECOMPOSITIONS, kernels=KERNELS)
+"""`compat.compile_graphs` with all of this."""
