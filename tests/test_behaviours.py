@@ -18,6 +18,7 @@ import pytest
 import torch
 from agreement import agrees, leaves, rung, same
 from torch import nn
+from torch._dynamo.exc import BackendCompilerFailed, TorchRuntimeError
 from torch.nn import functional as F
 
 Make = Callable[[], Sequence[Any]]
@@ -231,11 +232,14 @@ MEMORY: Rows = {
 }
 
 
+DECLINED = {"written through elements that share memory"}  # a fault of AOTAutograd: see faults.py
+
+
 @pytest.mark.parametrize("rows, name", [(rows, name) for rows in (
     INTEGERS, VALUES, TYPES, SHAPES, INDICES, MEMORY) for name in rows])
 def test_a_program_does_as_in_eager(rows: Rows, name: str) -> None:
     fn, make = rows[name]
-    agrees(fn, make(), exact=rows in (INTEGERS, MEMORY), strict=False)
+    agrees(fn, make(), exact=rows in (INTEGERS, MEMORY), strict=name not in DECLINED)
 
 
 def test_one_tensor_as_two_arguments() -> None:
@@ -289,10 +293,11 @@ RAISES: Rows = {
 @pytest.mark.parametrize("name", RAISES)
 def test_an_error_is_raised_as_in_eager(name: str) -> None:
     fn, make = RAISES[name]
-    with pytest.raises((RuntimeError, IndexError)):
+    with pytest.raises((RuntimeError, IndexError)) as eager:
         fn(*make())
-    with pytest.raises((RuntimeError, IndexError)):
-        rung(fn, strict=False)(*make())
+    with pytest.raises((eager.type, TorchRuntimeError)) as found:  # Dynamo's, where it finds out
+        rung(fn)(*make())
+    assert not isinstance(found.value, BackendCompilerFailed)
 
 
 # ---- modules and Python around the graph
@@ -315,7 +320,7 @@ class Counter(nn.Module):
 
 def test_state_changes_as_in_eager() -> None:
     ours, theirs = Counter(), Counter()
-    run = rung(ours, strict=False)
+    run = rung(ours)
     for n, factor in ((3, 2.0), (3, 5.0), (6, 0.5)):
         x = torch.randn(n, 4)
         Counter.factor = factor
@@ -332,7 +337,7 @@ def test_grad_modes_as_in_eager() -> None:
         with torch.no_grad():
             y = x * 2
         return y, x * 3, torch.is_grad_enabled()
-    run = rung(fn, strict=False)
+    run = rung(fn)
     for enabled in (False, True, False):
         with torch.set_grad_enabled(enabled):
             got, want = (f(torch.ones(3, requires_grad=True)) for f in (run, fn))
@@ -347,7 +352,7 @@ def test_structures_come_back_as_they_are() -> None:
     def fn(x: torch.Tensor) -> Any:
         return {"pair": Pair(x.sum(), [x, (x * 2, None, 3)]), "size": x.shape, 1: "text"}
     x = torch.randn(2, 3)
-    got, want = rung(fn, strict=False)(x), fn(x)
+    got, want = rung(fn)(x), fn(x)
     assert type(got["pair"]) is Pair and list(got) == list(want) and got["size"] == want["size"]
     for a, b in zip(leaves(got), leaves(want), strict=True):
         same(a, b)
@@ -358,7 +363,7 @@ def test_random_numbers_are_eagers() -> None:
         y = F.dropout(x, 0.3)
         return y + torch.rand_like(x), torch.randn(3), torch.randperm(5)
     results = []
-    for f in (fn, rung(fn, strict=False)):
+    for f in (fn, rung(fn)):
         torch.manual_seed(5)
         results.append([*f(torch.ones(40)), torch.rand(2)])
     for a, b in zip(*results, strict=True):
@@ -370,7 +375,7 @@ def test_recurrent_layers_and_hooks() -> None:
     seen: list[int] = []
     model.register_forward_hook(lambda *_: seen.append(1))
     x = torch.randn(2, 5, 3)
-    for a, b in zip(leaves(rung(model, strict=False)(x)), leaves(model(x)), strict=True):
+    for a, b in zip(leaves(rung(model)(x)), leaves(model(x)), strict=True):
         torch.testing.assert_close(a, b)
     assert len(seen) == 2
 
@@ -380,7 +385,7 @@ def test_branches_on_data() -> None:
         if x.sum() > 0:
             return x[x > 0] * x.max().item()
         return torch.unique(x.round())
-    run = rung(fn, strict=False)
+    run = rung(fn)
     for sign in (1, -1, 1):
         x = torch.rand(9) * sign
         same(run(x), fn(x))
@@ -434,7 +439,7 @@ def test_sizes_that_are_numbers_too() -> None:
     def fn(x: torch.Tensor) -> Any:
         n, m = x.shape
         return x / n + m, torch.arange(n) * m, x.repeat_interleave(2, 0).flip(0), x.mean(0) * n
-    run = rung(fn, dynamic=True, strict=False)
+    run = rung(fn, dynamic=True)
     for shape in ((1, 3), (5, 3), (2, 7)):
         x = torch.randn(shape)
         for a, b in zip(run(x), fn(x), strict=True):
@@ -447,7 +452,7 @@ def test_learning_rates_in_tensors() -> None:
     def step(w: torch.Tensor, g: torch.Tensor, rate: torch.Tensor) -> None:
         with torch.no_grad():
             w.sub_(g * rate)
-    run = rung(step, strict=False)
+    run = rung(step)
     for n in range(3):
         for w, f in zip(weights, (step, run), strict=True):
             f(w, torch.full((3,), n + 1.0), rate)
@@ -460,4 +465,4 @@ def test_complex_numbers_rotate() -> None:
         z = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2))
         return torch.view_as_real(z * torch.polar(torch.ones_like(angles), angles)).flatten(-2)
     args = torch.randn(2, 5, 8, requires_grad=True), torch.randn(5, 4)
-    agrees(fn, args, strict=False)
+    agrees(fn, args)

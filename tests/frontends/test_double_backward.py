@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from agreement import rung
 from torch import nn
 from torch.nn import functional as F
 
@@ -60,7 +61,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_all_orders_are_eagers(name: str, dynamic: bool) -> None:
     fn = FUNCTIONS[name]
-    compiled = torch.compile(fn, backend="rung", dynamic=dynamic)
+    compiled = rung(fn, dynamic=dynamic)
     for got, want in zip(orders(compiled, inputs()), orders(fn, inputs()), strict=True):
         torch.testing.assert_close(got, want)
 
@@ -75,13 +76,13 @@ def test_a_penalty_on_the_gradient_trains_parameters() -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.SiLU(), nn.Linear(8, 1)).double()
     want = [None if g is None else g.clone() for g in step(model, model)]
     model.zero_grad()
-    got = step(model, torch.compile(model, backend="rung"))
+    got = step(model, rung(model))
     torch.testing.assert_close(got, want)
 
 
 def test_what_cannot_run_again_is_refused() -> None:
     x, _ = inputs()
-    compiled = torch.compile(lambda x, w: F.dropout(x, 0.5) ** 2, backend="rung")
+    compiled = rung(lambda x, w: F.dropout(x, 0.5) ** 2)
     with pytest.raises(RuntimeError, match="double backward"):
         orders(compiled, [x, x], 2)
 
@@ -89,7 +90,7 @@ def test_what_cannot_run_again_is_refused() -> None:
 def test_an_input_changed_since_is_refused() -> None:
     x, w = inputs()
     y = x * 1
-    out = torch.compile(lambda y, w: (y * w.t()) ** 2, backend="rung")(y, w)
+    out = rung(lambda y, w: (y * w.t()) ** 2)(y, w)
     with torch.no_grad():
         y.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -100,7 +101,7 @@ def test_inputs_are_released_after_the_last_backward_pass() -> None:
     x, _ = inputs()
     y = x * 1
     gone = weakref.ref(y)
-    out = torch.compile(lambda y: (y + 1) * 2, backend="rung")(y)
+    out = rung(lambda y: (y + 1) * 2)(y)
     del y
     out.sum().backward()
     assert gone() is None and x.grad is not None
@@ -110,7 +111,7 @@ def test_an_input_that_autograd_does_not_keep_is_released_at_once() -> None:
     x, w = inputs()
     y, z = x * 1, w * 1
     gone, kept = weakref.ref(y), weakref.ref(z)
-    out = torch.compile(lambda y, z: (y + 1) * 2 + z.sin().t(), backend="rung")(y, z)
+    out = rung(lambda y, z: (y + 1) * 2 + z.sin().t())(y, z)
     del y, z
     assert gone() is None and kept() is not None
     out.sum().backward()

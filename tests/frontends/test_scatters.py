@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from agreement import rung
 from frontends.capture import declined
 from frontends.overloads import (
     BF16,
@@ -177,14 +178,14 @@ def test_an_index_outside_is_the_error_of_eager(at: int, shape: tuple[int, ...],
     with pytest.raises((IndexError, RuntimeError)) as eager:
         WRITES[name](x, place)
     with pytest.raises(eager.type) as found:
-        torch.compile(WRITES[name], backend="rung", dynamic=False)(x, place)
+        rung(WRITES[name], dynamic=False)(x, place)
     assert str(eager.value) in str(found.value)
 
 
 @pytest.mark.usefixtures("fresh")
 def test_a_check_comes_before_the_write_that_it_guards() -> None:
     """Indices that are computed are not computed in the kernel that writes by them."""
-    compiled = torch.compile(WRITES["index_fill"], backend="rung", dynamic=False)
+    compiled = rung(WRITES["index_fill"], dynamic=False)
     with trace.listen() as events:
         compiled(tame((6,)), torch.tensor([0]))
     (stages,) = (e.data["stages"] for e in events if e.kind == "compiled")
