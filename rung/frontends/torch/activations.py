@@ -1,4 +1,8 @@
-"""Table of the activation functions and their gradients."""
+"""Table of the activation functions and their gradients.
+
+At NaN a gradient is what the vectors of torch's kernels give; their loops over strided memory
+differ from those.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +11,19 @@ from collections.abc import Callable
 from typing import Any
 
 from rung.core.op import Value
+from rung.core.types import BF16, F32
 from rung.frontends.torch.emit import Number
 from rung.frontends.torch.formulas import (
     Body,
     Term,
     call,
     clamp,
+    eq,
     erf,
     exp,
     expm1,
     formula,
+    isnan,
     log1p,
     minimum,
     pair,
@@ -39,7 +46,8 @@ ROOT_HALF, ROOT_TWO_BY_PI, CUBE = math.sqrt(0.5), math.sqrt(2 / math.pi), 0.0447
 
 def gelu(x: Term, approximate: str) -> Term:
     if approximate == "none":
-        return x * 0.5 * (1 + erf(x * ROOT_HALF))
+        y = x * 0.5 * (1 + erf(x * ROOT_HALF))
+        return where(eq(x, math.inf), math.nan, y) if x.e.dtype in (F32, BF16) else y  # oneDNN's
     return x * 0.5 * (1 + tanh((x + x * x * x * CUBE) * ROOT_TWO_BY_PI))
 
 
@@ -62,7 +70,7 @@ def elu_backward(grad: Term, alpha: float, scale: float, input_scale: float, is_
                  x: Term) -> Term:
     slope = alpha * scale
     inner = x + slope if is_result else exp(x * input_scale) * slope
-    return where(x <= 0, grad * input_scale * inner, grad * scale)
+    return where(x > 0, grad * scale, grad * input_scale * inner)
 
 
 def celu(x: Term, alpha: float) -> Term:
@@ -108,15 +116,15 @@ def threshold(x: Term, limit: Number, value: Number) -> Term:
 
 
 def hardswish_backward(grad: Term, x: Term) -> Term:
-    return where(x <= -3, 0, where(x < 3, grad * (x / 3 + 0.5), grad))
+    return where(x <= -3, 0, where(x >= 3, grad, grad * (x / 3 + 0.5)))
 
 
-def inside(x: Term, limit: Number) -> Term:
-    return (x >= -limit) & (x <= limit)
+def outside(x: Term, limit: Number) -> Term:
+    return (x < -limit) | (x > limit)
 
 
 def softshrink(x: Term, limit: Number) -> Term:
-    return where(x > limit, x - limit, where(x < -limit, x + limit, x * 0))
+    return where(x > limit, x - limit, where(x < -limit, x + limit, where(isnan(x), x, 0)))
 
 
 def prelu_backward(grad: Term, x: Term, weight: Term) -> tuple[Term, Term]:
@@ -160,19 +168,19 @@ FORMULAS: dict[str, Callable[..., Term]] = {
         lambda x, weight: where(x > 0, x, weight * x),
     "hardtanh(Tensor self, Scalar min_val=-1, Scalar max_val=1) -> Tensor": clamp,
     "hardtanh_backward(Tensor grad_output, Tensor self, Scalar min_val, Scalar max_val) -> Tensor":
-        lambda grad, x, low, high: where((x <= low) | (x >= high), 0, grad),
+        lambda grad, x, low, high: where((x > low) & (x < high), grad, 0),
     "hardswish(Tensor self) -> Tensor": lambda x: x * clamp(x + 3, 0, 6) / 6,
     "hardswish_backward(Tensor grad_output, Tensor self) -> Tensor": hardswish_backward,
     "hardsigmoid(Tensor self) -> Tensor": lambda x: clamp(x + 3, 0, 6) / 6,
     "hardsigmoid_backward(Tensor grad_output, Tensor self) -> Tensor":
         lambda grad, x: where((x > -3) & (x < 3), grad * SIXTH, 0),
     "hardshrink(Tensor self, Scalar lambd=0.5) -> Tensor":
-        lambda x, limit: where(inside(x, limit), 0, x),
+        lambda x, limit: where((x >= -limit) & (x <= limit), 0, x),
     "hardshrink_backward(Tensor grad_out, Tensor self, Scalar lambd) -> Tensor":
-        lambda grad, x, limit: where(inside(x, limit), 0, grad),
+        lambda grad, x, limit: where(outside(x, limit), grad, 0),
     "softshrink(Tensor self, Scalar lambd=0.5) -> Tensor": softshrink,
     "softshrink_backward(Tensor grad_output, Tensor self, Scalar lambd) -> Tensor":
-        lambda grad, x, limit: where(inside(x, limit), 0, grad),
+        lambda grad, x, limit: where(outside(x, limit), grad, 0),
 }
 PAIRS: dict[str, Callable[..., tuple[Any, ...]]] = {
     "log_sigmoid_forward(Tensor self) -> (Tensor output, Tensor buffer)": log_sigmoid,

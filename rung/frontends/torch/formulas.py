@@ -103,8 +103,8 @@ def call(fn: str, *args: Arg) -> Term:
 
 exp, expm1, log, log1p, log2, exp2 = (
     partial(call, fn) for fn in ("exp", "expm1", "log", "log1p", "log2", "exp2"))
-sqrt, sin, tanh, erf, sigmoid = (
-    partial(call, fn) for fn in ("sqrt", "sin", "tanh", "erf", "sigmoid"))
+sqrt, sin, tanh, erf, erfc, sigmoid = (
+    partial(call, fn) for fn in ("sqrt", "sin", "tanh", "erf", "erfc", "sigmoid"))
 floor, trunc, fmod, power, copysign = (
     partial(call, fn) for fn in ("floor", "trunc", "fmod", "pow", "copysign"))
 eq, ne, fma, quotient = (partial(call, fn) for fn in ("eq", "ne", "fma", "quotient"))

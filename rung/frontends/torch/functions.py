@@ -9,7 +9,7 @@ import numpy as np
 
 from rung.core.errors import Unsupported
 from rung.core.op import Value
-from rung.core.types import BF16, BOOL, DType, dtype_of
+from rung.core.types import BF16, BOOL, F64, DType, dtype_of
 from rung.frontends.torch.emit import Emit
 from rung.frontends.torch.formulas import (
     Body,
@@ -19,6 +19,7 @@ from rung.frontends.torch.formulas import (
     eq,
     equation,
     erf,
+    erfc,
     exp,
     exp2,
     formula,
@@ -171,15 +172,16 @@ def polynomial(x: Term, coefficients: tuple[float, ...]) -> Term:
 
 
 def erfinv(y: Term) -> Term:
-    """A rational approximation, improved by two of Newton's steps as torch does it."""
-    square = y * y
-    near = y * polynomial(square, NEAR) / polynomial(square, NEAR_BELOW)
-    z = sqrt(-log((1 - abs(y)) / 2))
-    far = copysign(polynomial(z, FAR), y) / polynomial(z, FAR_BELOW)
-    x = where(abs(y) <= 0.7, near, far)
-    for _ in range(2):
-        x = x - (erf(x) - y) / (exp(-x * x) * (2 / math.sqrt(math.pi)))
-    return where(abs(y) < 1, x, where(eq(abs(y), 1), y * math.inf, math.nan * y))
+    """A rational approximation, improved by Newton's steps; near 1, on what is left to 1."""
+    a = abs(y)
+    square = a * a
+    near = a * polynomial(square, NEAR) / polynomial(square, NEAR_BELOW)
+    z = sqrt(-log((1 - a) / 2))
+    x = where(a <= 0.7, near, polynomial(z, FAR) / polynomial(z, FAR_BELOW))
+    for _ in range(3 if a.dtype is F64 else 2):
+        off = where(a <= 0.7, erf(x) - a, 1 - a - erfc(x))
+        x = x - off / (exp(-x * x) * (2 / math.sqrt(math.pi)))
+    return where(a < 1, copysign(x, y), where(eq(a, 1), y * math.inf, math.nan * y))
 
 
 FORMULAS: dict[str, Callable[..., Term]] = {

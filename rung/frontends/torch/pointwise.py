@@ -8,7 +8,7 @@ from rung.core.errors import Unsupported
 from rung.core.expr import Expr
 from rung.core.op import Value
 from rung.core.ops import Cast
-from rung.core.types import BOOL, dtype_of
+from rung.core.types import BOOL, F16, dtype_of
 from rung.frontends.torch.emit import Emit, Number, Operand, promote
 from rung.frontends.torch.formulas import (
     Body,
@@ -179,7 +179,8 @@ def divide(e: Emit, x: Operand, y: Operand, mode: str | None) -> Value:
 
 
 def power(e: Emit, x: Operand, exponent: Operand) -> Value:
-    """The exponents for which torch has kernels of their own; a cube of bf16 rounds twice."""
+    """The exponents for which torch has kernels of their own, the roots not of f16; a cube of bf16
+    rounds twice."""
     if e.dtype is BOOL:
         raise Unsupported("a power of bools")
     if not e.dtype.is_float and not isinstance(exponent, Value) and (
@@ -198,12 +199,12 @@ def power(e: Emit, x: Operand, exponent: Operand) -> Value:
         case 3.0:
             square = e.value(e.rounded(e.map("mul", a, a), e.dtype), dtype_of(a.type))
             out = e.map("mul", square, a)
-        case 0.5 | -0.5 | -1.0 as n:
+        case 0.5 | -0.5 | -1.0 as n if e.dtype is not F16:
             out = e.map({0.5: "sqrt", -0.5: "rsqrt", -1.0: "reciprocal"}[n], a)
         case -2.0:
             out = e.map("reciprocal", e.map("mul", a, a))
         case n:
-            out = e.map("pow", a, n)
+            out = e.map("pow", a, e.operand(n, e.dtype))
     return e.finish(out)
 
 
@@ -281,8 +282,8 @@ def lerp(x: Term, end: Term, weight: Term | Number) -> Term:
     """From whichever end is nearer."""
     away = end - x
     if isinstance(weight, Term):
-        return where(abs(weight) < 0.5, fma(away, weight, x), fma(-away, 1 - weight, end))
-    return fma(away, weight, x) if abs(weight) < 0.5 else fma(-away, 1 - weight, end)
+        return where(abs(weight) < 0.5, fma(away, weight, x), fma(away, weight - 1, end))
+    return fma(away, weight, x) if abs(weight) < 0.5 else fma(away, weight - 1, end)
 
 
 SCALAR = "Tensor self, Scalar other"
