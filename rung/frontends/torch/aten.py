@@ -12,7 +12,7 @@ returned, reads values in the layout that torch gave them, restored by view call
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -63,6 +63,18 @@ TABLE: dict[str, Entry] = {
     for schema, build in entries.items()}
 
 
+def centres(ops: Sequence[Op]) -> Iterator[Value]:
+    """Means of whole tensors that are subtracted from these: where all is far from zero, what is
+    left is the order in which eager adds, as in the gradient of a variance."""
+    found = {op.result: op.args[0][1] for op in ops if isinstance(op, Call)
+             and op.target == "aten.mean.default"}
+    for op in ops:
+        if isinstance(op, Call) and op.target == "aten.sub.Tensor":
+            (_, x), (_, y) = op.args[:2]
+            if isinstance(y, Value) and x is found.get(y):
+                yield y
+
+
 def lower(func: Func, keep: Collection[str] = (), precision: str = "default") -> Func:
     """`func` with every call that has an entry, and is not in `keep`, as Tensor IR; under the
     precision "eager" those alone whose results have eager's bits."""
@@ -80,6 +92,7 @@ class _Lowering:
         self.exact: dict[Value, Value] = {}
         self.owner: dict[Value, Value] = {p: p for p in func.params}
         self.makers = {r: op for op in func.body.ops for r in op.results}
+        self.centres = set(centres(func.body.ops))
         self.homes: dict[Value, Value] = {}
         self.roots: dict[Value, Value] = {}  # of what torch's own views make: what they view
         self.shared = Counter(map(self.base, set(func.body.last.operands())))
@@ -133,6 +146,8 @@ class _Lowering:
             raise Unsupported("kept" if entry else "no entry")
         if schema_of(call.target) != entry.schema:
             raise Unsupported(f"the schema of this torch is {schema_of(call.target)}")
+        if not self.centres.isdisjoint(call.results):
+            raise Unsupported("a mean whose last bit shows in what it is subtracted from")
         for kind in (*call.types, *(v.type for v in call.operands())):
             if not isinstance(kind, TensorType) or kind.dtype not in DTYPES.values():
                 raise Unsupported(f"a value of type {kind}")
