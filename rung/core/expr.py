@@ -366,8 +366,19 @@ def _recombined(poly: Poly) -> Expr | None:
 
 
 def is_size(name: str) -> bool:
-    """Whether the symbol `name` is a size (`s0`, `u1`, ...) and not an axis."""
-    return re.fullmatch(r"[su][0-9]+", name) is not None
+    """Whether the symbol `name` is a size (`s0`, `u1`, ...) or number (`z0`), and not an axis."""
+    return re.fullmatch(r"[suz][0-9]+", name) is not None
+
+
+def may_be_negative(e: Expr) -> bool:
+    """Whether a number of the user's is in `e`: it is of any sign, and has no place in an index,
+    whose algebra holds for sizes."""
+    return any(name.startswith("z") and is_size(name) for name in e.symbols())
+
+
+def divides(e: Expr) -> bool:
+    """Whether there is a `//` or `%` in `e`."""
+    return any(isinstance(a, FloorDiv | Mod) for a in atoms(e))
 
 
 ZERO, ONE = Expr.of(0), Expr.of(1)

@@ -14,7 +14,7 @@ from hashlib import sha256
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from rung.core.expr import Expr, is_size, sym
+from rung.core.expr import Expr, is_size, may_be_negative, sym
 from rung.core.op import Block, Func, Op, Value, attributes, walk
 from rung.core.text import LANE, Printer, field_kinds, print_func
 from rung.core.types import INDEX, AxesType, TensorType, Type, VecType, shape_of
@@ -79,10 +79,13 @@ def _symbol_names(func: Func, printer: Printer) -> dict[str, str]:
         new = expr.symbols() - order.keys() - {LANE}
         order.update(dict.fromkeys(
             new if len(new) < 2 else sorted(new, key=lambda s: (_signature(s, exprs), s))))
-    sizes = [s for s in order if is_size(s)]
-    axes = [s for s in order if not is_size(s) and s not in local]
-    return {old: f"{letter}{n}" for letter, group in (("s", sizes), ("a", axes))
-            for n, old in enumerate(group)}
+    count = Counter[str]()
+    names = {}
+    for old in (s for s in order if is_size(s) or s not in local):
+        letter = ("z" if may_be_negative(sym(old)) else "s") if is_size(old) else "a"
+        names[old] = f"{letter}{count[letter]}"
+        count[letter] += 1
+    return names
 
 
 def _signature(symbol: str, exprs: list[Expr]) -> tuple[str, ...]:

@@ -70,6 +70,8 @@ def form_parts(form: str) -> tuple[tuple[bool, list[str]], ...]:
     return tuple((n % 2 > 0, re.split(r"\{(.*?)\}", part)) for n, part in enumerate(parts))
 
 
+NESTED = 40  # ops in one another in one line, at most
+
 # --- functions ------------------------------------------------------------------------------------
 
 class Printer:
@@ -79,6 +81,7 @@ class Printer:
         self.notes = notes
         self.rows: list[tuple[str, Op | None]] = []
         self.inlined: dict[Value, Op] = {}
+        self._level: dict[Value, int] = {}
         mapping = func.attr("mapping")
         self._keep = mapping.names() if mapping is not None else frozenset()
         self._plan(func.body, uses(func.body))
@@ -104,8 +107,11 @@ class Printer:
                 self._plan(inner, users)
             readers = users.get(op.result, []) if op.inline == "single" else []
             alone = len(readers) == 1 and part.get(readers[0]) == part[op]
-            if op.inline == "always" or (alone and self._fits(op, readers[0])):
+            level = 1 + max((self._level.get(x, 0) for x in op.operands()), default=0)
+            if op.inline == "always" or (
+                    alone and level <= NESTED and self._fits(op, readers[0])):
                 self.inlined[op.result] = op
+                self._level[op.result] = level
 
     def _fits(self, op: Op, reader: Op) -> bool:
         if op.result.name in self._keep:

@@ -39,7 +39,7 @@ RENAMED = [
 def shuffled(names: list[str], rng: random.Random) -> dict[str, str]:
     sizes = [n for n in names if re.fullmatch(r"s\d", n)]
     rest = [n for n in names if n not in sizes]
-    fresh = rng.sample([f"{c}{n}" for c in "abcxyz" for n in ("", 1, 2, "_3")], len(rest))
+    fresh = rng.sample([f"{c}{n}" for c in "abcxyw" for n in ("", 1, 2, "_3")], len(rest))
     return dict(zip(rest, fresh, strict=True)) | dict(
         zip(sizes, rng.sample([f"s{n}" for n in range(9)], len(sizes)), strict=True))
 
@@ -49,6 +49,14 @@ def test_names_mean_nothing(text: str, names: str) -> None:
     rng = random.Random(0)
     for _ in range(20):
         assert key(rename(text, shuffled(names.split(), rng))) == key(text)
+
+
+def test_a_number_of_any_sign_is_no_size() -> None:
+    text = """program f(x: f32[4], s0: index)
+  y = call aten.mul.Tensor(x, size(s0)) : f32[4]
+  return y"""
+    keys = [key(text.replace("s0", name)) for name in ("s0", "s5", "z0", "z3")]
+    assert keys[0] == keys[1] != keys[2] == keys[3]
 
 
 @pytest.mark.parametrize("text", ALL, ids=lambda text: text.split("(")[0])

@@ -18,7 +18,7 @@ from typing import Any
 
 from rung.core import origins, trace
 from rung.core.errors import Unsupported, VerifyError
-from rung.core.expr import ONE, Expr
+from rung.core.expr import ONE, Expr, divides, may_be_negative
 from rung.core.op import Block, Builder, Func, Op, Value, names_of, walk
 from rung.core.ops import Map, Yield
 from rung.core.rewrite import dead_code
@@ -26,7 +26,7 @@ from rung.core.scalar import SCALARS
 from rung.core.types import DTYPES, F32, F64, TensorType, Type, dtype_of
 from rung.frontends.torch.activations import ACTIVATIONS
 from rung.frontends.torch.attention import ATTENTION
-from rung.frontends.torch.calls import bind, overload, schema_of
+from rung.frontends.torch.calls import bind, numbers, overload, schema_of
 from rung.frontends.torch.emit import Emit
 from rung.frontends.torch.functions import FUNCTIONS
 from rung.frontends.torch.indexing import INDEXING
@@ -154,6 +154,8 @@ class _Lowering:
         first = next((a for _, a in call.args), None)
         if isinstance(first, int | float) and entry.schema.partition("(")[2].startswith("Tensor"):
             raise Unsupported("a number in place of a tensor")
+        if any(may_be_negative(x) and (index or divides(x)) for x, index in numbers(call)):
+            raise Unsupported("an index, or a quotient, that may be negative")
         if not is_view(call) and any(order_of(t) is None for t in call.types):
             raise Unsupported("a result with gaps in memory")
         return entry

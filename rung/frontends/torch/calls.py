@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -40,6 +40,17 @@ def bind(call: Call) -> tuple[Any, ...]:
     named = {name: a for name, a in call.args if name}
     rest = overload(call.target)._schema.arguments[len(given):]
     return (*given, *(named.get(a.name, a.default_value) for a in rest))
+
+
+def numbers(call: Call) -> Iterator[tuple[Expr, bool]]:
+    """The numbers of a call that are not constant, and whether each is an index: a size, place or
+    dimension, and not a value."""
+    schema: Any = overload(call.target)._schema
+    for argument, given in zip(schema.arguments, bind(call), strict=True):
+        kinds = {str(t) for t in (argument.type, *argument.type.containedTypes())}
+        for x in torch.utils._pytree.tree_leaves(given):
+            if isinstance(x, Expr):
+                yield x, kinds.isdisjoint(("Tensor", "number"))
 
 
 def run_call(call: Call | Composite, values: Mapping[Value, torch.Tensor | int],

@@ -87,15 +87,21 @@ def to_expr(e: Any) -> Expr:
             return product
         case "Pow", [x, n] if n.const_value is not None and n.const_value > 0:
             return to_expr(e.args[0] ** (n.const_value - 1)) * x
-        case ("FloorDiv" | "CleanDiv"), [x, y]:
+        case ("FloorDiv" | "CleanDiv"), [x, y] if (y.const_value or 1) > 0:
             return x // y
-        case ("Mod" | "PythonMod"), [x, y]:
+        case ("Mod" | "PythonMod"), [x, y] if (y.const_value or 1) > 0:
             return x % y
         case "ModularIndexing", [x, y, z]:
             return x // y % z
         case "Max", [x, y] if ONE in (x, y):  # strides of sizes that could be 0
             return y if x is ONE else x
     raise Unsupported(f"size {e}")
+
+
+def _divisors(e: Any) -> set[str]:
+    """The symbols of a sympy expression that change more than sums and products."""
+    bent = () if type(e).__name__ in ("Add", "Mul") else e.args[1:]
+    return {s.name for x in bent for s in x.free_symbols}.union(*map(_divisors, e.args))
 
 
 def size_of(size: int | torch.SymInt) -> Expr:
@@ -161,7 +167,7 @@ class _Importer:
         self.constants: dict[str, tuple[Value, torch.Tensor]] = {}
         self.ops: list[Op] = []
         self.devices: set[torch.device] = set()
-        self.signed: frozenset[str] = frozenset()
+        self.signed: dict[str, Expr | int] = {}  # what symbols that may be negative are here
         self.written = {n.args[0] for n in gm.graph.nodes if _writes_back(n)}
 
     def run(self, name: str) -> Imported:
@@ -195,10 +201,9 @@ class _Importer:
             role = "param"
         hint = node.name
         if kind == INDEX:
-            size = size_of(val)
             if isinstance(val, torch.SymInt) and is_signed(val):
-                self.signed |= size.symbols()
-            self.env[node] = size
+                self.signed |= {s: sym(f"z{s[1:]}") for s in size_of(val).symbols()}
+            size = self.env[node] = self._number(val)
             taken = {p.name for p in self.params}
             hint = str(size) if size.is_symbol() and str(size) not in taken else hint
             role = ""
@@ -224,14 +229,23 @@ class _Importer:
     def _type(self, val: Any) -> Type:
         if isinstance(val, torch.Tensor):
             self.devices.add(val.device)
-        return type_of(val)
+        kind = type_of(val)
+        if isinstance(kind, TensorType) and self.signed.keys() & {
+                s for e in (*kind.shape, *(kind.strides or ())) for s in e.symbols()}:
+            raise Unsupported(f"a tensor of type {kind}, whose sizes may be negative")
+        return kind
+
+    def _number(self, x: int | torch.SymInt) -> Expr:
+        if isinstance(x, torch.SymInt) and _divisors(size_expr(x)) & self.signed.keys():
+            raise Unsupported(f"number {x}, whose divisor may be negative")
+        return size_of(x).subs(self.signed)
 
     def _function(self, node: fx.Node) -> None:
         val = node.meta.get("val")
         if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
             self.env[node] = self.env[node.args[0]][node.args[1]]
         elif isinstance(val, int | torch.SymInt) and _is_size(node.target):
-            self.env[node] = size_of(val)
+            self.env[node] = self._number(val)
         elif isinstance(val, torch.SymBool | torch.SymFloat | bool | float):
             pass  # an error only where it is used
         elif _writes_back(node):
@@ -247,7 +261,7 @@ class _Importer:
 
     def _add(self, node: fx.Node, op: program.Call | program.Write, val: Any) -> None:
         op.check()
-        hints = (str(size_of(v)) if isinstance(v, torch.SymInt) else node.name
+        hints = (str(self._number(v)) if isinstance(v, torch.SymInt) else node.name
                  for v in _leaves(val))
         values = tuple(self._value(h, t) for h, t in zip(hints, op.infer(), strict=True))
         for value in values:
@@ -266,15 +280,13 @@ class _Importer:
                 found = self.env.get(x)
                 if found is None:
                     raise Unsupported(f"the value of {x.target} as an operand")
-                if isinstance(found, Expr) and found.symbols() & self.signed:
-                    raise Unsupported(f"size {found}, which may be negative")
                 return found
             case None | bool() | int() | float() | str():
                 return x
             case tuple() | list():
                 return tuple(self._arg(y) for y in x)
             case torch.SymInt():
-                return size_of(x)
+                return self._number(x)
             case torch.dtype():
                 return TORCH_DTYPES.get(x, str(x))
             case torch.device() | torch.layout() | torch.memory_format():

@@ -1,0 +1,157 @@
+"""Sizes: as many compilations as with AOTAutograd alone, and programs, tensors and indices that are
+large."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from agreement import agrees, leaves, rung, same
+from torch import nn
+from torch._dynamo.utils import counters
+from torch.nn import functional as F
+
+Calls = Sequence[Sequence[Any]]
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()
+
+
+def compiled_for(run: Callable[..., Any], calls: Calls) -> tuple[int, list[Any]]:
+    """How many graphs Dynamo makes for the calls, and all their results."""
+    torch._dynamo.reset()
+    counters.clear()
+    results = [x for args in calls for x in leaves(run(*args))]
+    return counters["stats"]["unique_graphs"], results
+
+
+def _attention(x: torch.Tensor) -> Any:
+    q, k, v = x.split(8, -1)
+    scores = torch.softmax(q @ k.mT / 8 ** 0.5, -1)
+    return F.layer_norm(scores @ v, (8,)), scores.sum(-2).relu(), x.flatten(0, 1).cumsum(0)
+
+
+def _joined(x: torch.Tensor, y: torch.Tensor) -> Any:
+    z = torch.cat([x, y]).relu()
+    return z[: len(x)] * x, z.sum(0), F.pad(z, (1, 2)), z.t().reshape(-1)[::2]
+
+
+SERIES: dict[str, tuple[Callable[..., Any], Calls]] = {
+    "batch": (_attention, [(torch.randn(n, 5, 24),) for n in (4, 3, 1, 0, 64, 2)]),
+    "sequence": (_attention, [(torch.randn(2, n, 24),) for n in (7, 12, 1, 0, 100, 3)]),
+    "batch and sequence": (_attention, [
+        (torch.randn(n, m, 24),) for n, m in ((3, 4), (4, 6), (1, 5), (5, 1), (0, 3), (3, 0))]),
+    "two tensors": (_joined, [
+        (torch.randn(n, 3), torch.randn(m, 3)) for n, m in (
+            (2, 5), (6, 5), (7, 3), (1, 4), (4, 0))]),
+    "types": (lambda x: x * 2 + 1, [(torch.ones(3, dtype=d),) for d in (
+        torch.float32, torch.float64, torch.int64, torch.bfloat16, torch.float32)]),
+    "strides": (lambda x: x.sin() + x, [(x,) for x in (
+        torch.randn(4, 6), torch.randn(6, 4).t(), torch.randn(4, 1).expand(4, 6),
+        torch.randn(8, 12)[::2, ::2], torch.randn(4, 6))]),
+    "numbers": (lambda x, k: x * k, [(torch.ones(3), k) for k in (2, 3, 4, 0.5, 1.5, 2.5, True)]),
+    "ranks": (lambda x: x.softmax(-1), [(torch.randn((2,) * n),) for n in (1, 2, 3, 1)]),
+    "places in memory": (lambda x: x * 2, [(torch.randn(9)[n:n + 4],) for n in range(5)]),
+    "gradients": (lambda x: x.exp(), [
+        (torch.ones(3, requires_grad=g),) for g in (False, True, False)]),
+}
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("name", SERIES)
+def test_no_compilation_that_others_do_without(name: str, dynamic: bool | None) -> None:
+    fn, calls = SERIES[name]
+    ours, found = compiled_for(rung(fn, dynamic=dynamic), calls)
+    least, _ = compiled_for(torch.compile(fn, backend="aot_eager", dynamic=dynamic), calls)
+    assert 0 < ours <= least
+    want = [x for args in calls for x in leaves(fn(*args))]
+    for a, b in zip(found, want, strict=True):
+        same(a, b)
+
+
+NUMBERS: dict[str, Callable[[torch.Tensor, int], Any]] = {
+    "factors": lambda x, k: (
+        x * k, x + 2 * k - 1, x / k, x.add(x, alpha=k), x == k, x.clamp(max=k)),
+    "exponents": lambda x, k: x.float().abs().pow(k),
+    "quotients": lambda x, k: (x * (k // 2), x + k % 3, x - (k * 4 + 3) // 4),
+    "moves": lambda x, k: (x.roll(k, 0), x.roll((k, 1 - k), (0, 1)) * k),
+    "fillings": lambda x, k: (
+        torch.full((3,), k), torch.where(x > k, x, k), x.masked_fill(x > 1, k)),
+    "of a loop": lambda x, k: ((x.double().sin() * k).sin() * k).sin() * k,
+    "given back": lambda x, k: (x + k, k * k - k, k // 2, k % 5),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_whole_numbers_of_any_sign(name: str) -> None:
+    fn = NUMBERS[name]
+    run = rung(fn, dynamic=True)
+    for k in (2, -3, 7, -8, 5):
+        for x in (torch.rand(4, 5).double(), torch.arange(20).view(4, 5), torch.ones(2, 3).char()):
+            for got, want in zip(leaves(run(x, k)), leaves(fn(x, k)), strict=True):
+                same(got, want)
+
+
+def test_a_mark_on_a_size_is_enough() -> None:
+    xs = [torch.randn(n, 5, 24) for n in (3, 1, 0, 70)]
+    for x in xs:
+        torch._dynamo.maybe_mark_dynamic(x, 0)
+    ours, _ = compiled_for(rung(_attention), [(x,) for x in xs])
+    least, _ = compiled_for(torch.compile(_attention, backend="aot_eager"), [(x,) for x in xs])
+    assert ours <= least
+
+
+def test_a_thousand_ops_and_their_gradient() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        for n in range(500):
+            x = torch.sin(x) if n % 3 else x * 1.01 + 0.1
+        return x
+    agrees(fn, [torch.randn(33, dtype=torch.float64, requires_grad=True)])
+
+
+def test_hundreds_of_layers_share_kernels() -> None:
+    model = nn.Sequential(*(m for _ in range(150) for m in (nn.Linear(8, 8), nn.Tanh())))
+    x = torch.randn(3, 8)
+    same(rung(model)(x), model(x))
+
+
+def test_hundreds_of_arguments_and_results() -> None:
+    def fn(xs: list[torch.Tensor]) -> list[torch.Tensor]:
+        total = torch.stack([x.sum() for x in xs]).sum()
+        return [x * n + total for n, x in enumerate(xs)]
+    xs = [torch.randn(n % 5, 3) for n in range(300)]
+    for a, b in zip(rung(fn)(xs), fn(xs), strict=True):
+        same(a, b)
+
+
+def test_hundreds_of_results_of_one_value() -> None:
+    agrees(lambda x: [x * n for n in range(300)], [torch.randn(7, requires_grad=True)])
+
+
+@pytest.mark.parametrize("fn", [
+    lambda x: x.view(torch.int8)[-3:] + 1, lambda x: (x == 1).sum(), lambda x: x.argmax(),
+    lambda x: x.view(-1, 2).t()[1].sum(dtype=torch.int64),
+    lambda x: x[torch.tensor([2 ** 31 + 5])]])
+@pytest.mark.slow
+def test_more_elements_than_32_bits_count(fn: Callable[..., Any]) -> None:
+    x = torch.zeros(2 ** 31 + 8, dtype=torch.int8)
+    x[2 ** 31 + 5] = 1
+    same(rung(fn)(x), fn(x))
+
+
+@pytest.mark.slow
+def test_rows_that_lie_further_apart_than_32_bits_count() -> None:
+    x = torch.zeros(2 ** 31 + 8, dtype=torch.int8)
+    rows = x.as_strided((2, 8), (2 ** 31, 1)).copy_(torch.arange(16).view(2, 8))
+    agreed = rung(lambda x, i: (x * 2, x.sum(0), x[i], x.float().softmax(0)))
+    at = torch.tensor([1, 0, 1])
+    for a, b in zip(agreed(rows, at), (rows * 2, rows.sum(0), rows[at], rows.float().softmax(0)),
+                    strict=True):
+        same(a, b)
