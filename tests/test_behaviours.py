@@ -133,6 +133,9 @@ SHAPES: Rows = {
     "convolutions": (lambda x, w: (F.conv2d(x, w, padding=1), F.conv2d(x, w, stride=2), F.conv2d(
         x, w[:, :1], groups=4), F.conv_transpose2d(x, w, stride=2, output_padding=1)), lambda: [
         torch.randn(2, 4, 6, 5, requires_grad=True), torch.randn(4, 4, 3, 3, requires_grad=True)]),
+    "channels that change places": (lambda x: (
+        torch.channel_shuffle(x, 2), F.pixel_shuffle(x, 2), x.flatten(2).mT), lambda: [
+            torch.randn(2, 4, 3, 5).to(memory_format=torch.channels_last)]),
     "einsum": (lambda x, y: (torch.einsum("ij,kj->ik", x, y), torch.einsum("ii->i", x),
         torch.einsum("...i,...i", x, y), torch.einsum("ij->", x)), lambda: [
         torch.randn(3, 3, requires_grad=True), torch.randn(3, 3, requires_grad=True)]),

@@ -20,7 +20,7 @@ from rung.frontends.torch.importer import effect_of
 aten = torch.ops.aten
 
 WRITTEN_OUT = [
-    aten.channel_shuffle, aten.diagonal_backward, aten.glu, aten.glu_backward, aten.mse_loss,
+    aten.diagonal_backward, aten.glu, aten.glu_backward, aten.mse_loss,
     aten.mse_loss_backward, aten.pixel_shuffle, aten.pixel_unshuffle, aten.rot90,
     aten.select_backward, aten.slice_backward]
 """Operators that torch may write out in terms of others: those whose parts are all in the table."""
@@ -79,8 +79,17 @@ def noise(kept: torch.Tensor, share: float, dtype: torch.dtype) -> torch.Tensor:
     return kept.to(dtype) * scale
 
 
+def channel_shuffle(x: torch.Tensor, groups: int) -> torch.Tensor:
+    """With the layout of the kernel's result, of which torch's written-out form knows nothing."""
+    made: torch.Tensor = SHUFFLED(x, groups)
+    last = compat.memory_order(x) == [0, 2, 3, 1]
+    return made.contiguous(memory_format=torch.channels_last) if last else made
+
+
+SHUFFLED = compat.get_decompositions([aten.channel_shuffle])[aten.channel_shuffle.default]
 DECOMPOSITIONS: dict[OperatorBase, compat.Function] = {
-    **compat.get_decompositions(WRITTEN_OUT), aten.native_dropout.default: native_dropout,
+    **compat.get_decompositions(WRITTEN_OUT), aten.channel_shuffle.default: channel_shuffle,
+    aten.native_dropout.default: native_dropout,
     aten.native_dropout_backward.default: native_dropout_backward}
 
 KERNELS: dict[OpOverload, compat.Function | None] = {
