@@ -102,13 +102,18 @@ class KernelCall(Op):
 
 @dataclass(frozen=True, eq=False)
 class Apply(Op):
-    """Runs an outlined program (a repeated layer) on its arguments."""
+    """Runs an outlined program (a repeated layer) on its arguments; `impure` as what it draws."""
 
     callee: str
     args: tuple[Value, ...]
     types: tuple[Type, ...] = ()
+    impure: str = ""
     keyword: ClassVar[str] = "apply"
-    form: ClassVar[str] = "apply {callee}({args})"
+    form: ClassVar[str] = "apply {callee}({args})< effect {impure}>"
+
+    @property
+    def effect(self) -> Effect:  # type: ignore[override]
+        return _EFFECTS.get(self.impure, Effect.ORDERED)
 
     def infer(self) -> tuple[Type, ...]:
         return self.types

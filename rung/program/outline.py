@@ -134,13 +134,14 @@ def _find(reads: _Reads) -> Run | None:
 
 
 def _marks(ops: Sequence[Op]) -> list[int]:
-    """A number for each op, equal for ops that differ in operands only; effects are all apart."""
+    """A number for each op, equal for ops that differ in operands only; effects are all apart, but
+    for draws, which keep their order."""
     table: dict[Hashable, int] = {}
     marks = []
     for n, op in enumerate(ops):
         key: Hashable = (type(op), tuple(_shape(x) for _, x in attributes(op)),
                          tuple(r.type for r in op.results))
-        if op.effect is not Effect.PURE or isinstance(op, Apply):
+        if op.effect not in (Effect.PURE, Effect.RNG) or isinstance(op, Apply):
             key = n
         marks.append(table.setdefault(key, len(table)))
     return marks
@@ -238,12 +239,12 @@ def _outlined(main: Func, reads: _Reads, run: Run, name: str) -> tuple[Func, Fun
     body = [*constants, *substitute([ops[n] for n in first], params)]
     layer = Func("program", name, tuple(params.values()), (),
                  replace(main.body, ops=(*body, Return(tuple(given_back)))))
-    calls = []
+    calls, impure = [], "rng" if any(op.effect is Effect.RNG for op in body) else ""
     for n in range(run.count):
         segment = run.segment(n)
         outs = tuple(reads.outputs(segment))
         calls.append(Apply(name, tuple(reads.inputs(segment)),
-                           tuple(v.type for v in outs), results=outs))
+                           tuple(v.type for v in outs), impure, results=outs))
     end = run.segment(run.count - 1).stop
     trace.emit("fired", "outline", name, f"{run.count} layers of {run.period} ops")
     return main.with_ops([*ops[:run.start], *calls, *ops[end:]]), layer

@@ -11,6 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from rung.core.op import Effect
+from rung.program.ir import Apply
+from rung.program.outline import outline
 from rung.tools.capture import Graph, capture
 from rung.tools.given import Given
 
@@ -108,6 +111,30 @@ def test_draws_are_eagers_and_happen_once(name: str) -> None:
         assert all(map(torch.equal, got[2:], want[2:]))
     forward, backward = graphs(fn, x)
     assert len(draws(forward)) == count and not draws(backward)
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = x + F.dropout(self.down(F.dropout(F.silu(self.up(self.norm(x))), 0.2)), 0.1)
+        return y
+
+
+def test_layers_that_draw_are_outlined() -> None:
+    layers = nn.Sequential(*(Layer() for _ in range(5)))
+    x = torch.randn(16, 8)
+    got, want = outcome(compiled(layers), x), outcome(layers, x)
+    torch.testing.assert_close(got[:2], want[:2], rtol=64 * EPS, atol=64 * EPS)
+    assert all(map(torch.equal, got[2:], want[2:]))
+    forward, _ = graphs(layers, x)
+    assert forward.imported is not None
+    main, layer = outline(forward.imported.func).programs
+    applied = [op for op in main.body.ops if isinstance(op, Apply)]
+    assert len(applied) >= 3 and {op.callee for op in applied} == {layer.name}
+    assert all(op.effect is Effect.RNG for op in applied)
 
 
 @pytest.mark.parametrize("traced", [False, True])
