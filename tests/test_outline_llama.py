@@ -9,14 +9,16 @@ import pytest
 import torch
 
 from rung import pipeline
+from rung.core.types import shape_of
 from rung.program.ir import Apply, KernelCall, Module
 from rung.runtime.host import host_code
 from rung.targets.base import target
 from rung.targets.cpu.emit import emit_units
 from rung.tools.capture import capture
+from rung.tools.flops import flops
 from rung.tools.given import Given
 
-LAYERS = 5
+LAYERS, TOKENS = 5, 6
 
 
 def llama(layers: int) -> pipeline.Func:
@@ -25,7 +27,7 @@ def llama(layers: int) -> pipeline.Func:
         hidden_size=64, intermediate_size=96, num_hidden_layers=layers, num_attention_heads=4,
         num_key_value_heads=2, vocab_size=50)
     model = transformers.LlamaModel(config).eval()
-    ids = torch.arange(6)[None]
+    ids = torch.arange(TOKENS)[None]
     with torch.no_grad():
         (graph,) = capture(Given("llama", lambda x: model(x, use_cache=False)[0], (ids,))).graphs
     assert graph.imported is not None, graph.refused
@@ -62,6 +64,20 @@ def test_layers_are_outlined(program: pipeline.Func, monkeypatch: pytest.MonkeyP
     assert not there - here
     assert (here - there).total() <= len(border)  # what the first layer may not take in
     assert len(one.kernels) <= len(two.kernels)
+
+
+@pytest.mark.parametrize("layers", [2, 4])
+def test_flops_are_those_of_all_layers(layers: int) -> None:
+    """2 x parameters x tokens, and for attention two products of tokens x tokens x width."""
+    func = llama(layers)
+    table, *weights = (shape_of(p.type) for p in func.params if p.role == "param"
+                       and len(shape_of(p.type)) == 2)
+    tokens, width = TOKENS, table[1]
+    held = sum(int(a.evaluate({}) * b.evaluate({})) for a, b in weights)
+    attention = 4 * tokens * tokens * int(width.evaluate({})) * layers
+    module = pipeline.lower_module(func, target("cpu.avx512")).modules["tensor"]
+    assert len(module.programs) == 2
+    assert flops(module, {}).total == 2 * held * tokens + attention
 
 
 def test_what_grows_with_depth() -> None:

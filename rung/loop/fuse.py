@@ -195,9 +195,9 @@ class _Fusion(Graph):
     others are priced when nothing else is left (rank 3) and then done by gain (rank 4).
     """
 
-    def __init__(self, ops: Iterable[Op], kernels: dict[str, Func], price: Price, memo: Memo):
-        super().__init__(ops, kernels)
-        self.price, self.memo = price, memo
+    def __init__(self, program: Func, kernels: dict[str, Func], price: Price, memo: Memo):
+        super().__init__(program.body.ops, kernels)
+        self.name, self.price, self.memo = program.name, price, memo
         self.serial = count()
         self.heap: list[tuple[int, float, int, int, Plan | None]] = []
         self.tried: dict[tuple[object, ...], Piece | None] = {}
@@ -298,7 +298,7 @@ class _Fusion(Graph):
             self.tried[key] = found if isinstance(found, Piece) else None
             if isinstance(found, str):
                 trace.emit("declined", "fuse", f"{producer.func.name} {mode} {consumer.func.name}",
-                           found, values=producer.results)
+                           found, values=producer.results, program=self.name)
         if not kept or self.tried[key] is None:
             return self.tried[key]
         return None if self.late(n, c) else self.tried[key]
@@ -347,5 +347,5 @@ def fuse(module: Module, price: Price) -> Module:
     """The module with kernels fused wherever that lowers the sum of prices."""
     kernels = {k.name: k for k in module.kernels}
     price, memo = cache(price), Memo()
-    return called(module.programs, [_Fusion(program.body.ops, kernels, price, memo).run()
+    return called(module.programs, [_Fusion(program, kernels, price, memo).run()
                                     for program in module.programs])

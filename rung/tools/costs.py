@@ -4,6 +4,7 @@ refused, graphs that run as they are. All of it is modelled from sizes and the m
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ from rung.core import origins
 from rung.core.machine import Machine
 from rung.core.op import Func, Value
 from rung.core.trace import Event
-from rung.program.ir import Call, Module
+from rung.program.ir import Apply, Call, Module
 from rung.tools.flops import bytes_before, bytes_of_op, flops_of_call, size_of
 
 DYNAMO = 8e-6  # seconds of a call through Dynamo: guards, frame and wrapper
@@ -66,23 +67,27 @@ def _time(op: Call, machine: Machine, hints: Mapping[str, int]) -> float:
     return machine.rates.launch + max(bytes_of_op(op, hints) / machine.rates.memory, computed)
 
 
-def of_fusions(events: Sequence[Event], machine: Machine, hints: Mapping[str, int]
-               ) -> Iterator[Cost]:
+def of_fusions(module: Module, events: Sequence[Event], machine: Machine,
+               hints: Mapping[str, int]) -> Iterator[Cost]:
     """Fusions that are not legal, of values that in the end do go through memory: the reasons of
-    all that read the same value are one row."""
+    all that read the same value are one row. Those of an outlined layer count as often as it is
+    applied by `module`, which has been outlined and not yet put together again."""
+    times = Counter(op.callee for op in module.main.body.ops if isinstance(op, Apply))
     fuse = [e for e in events if e.place == "fuse" and "values" in e.data]
     gone = {v for e in fuse if e.kind == "fired" for v in e.data["values"]}
-    refused: dict[tuple[Value, ...], dict[str, None]] = {}
+    refused: dict[tuple[str, tuple[Value, ...]], dict[str, None]] = {}
     for e in fuse:
         if e.kind == "declined" and not gone.intersection(e.data["values"]):
-            refused.setdefault(e.data["values"], {})[f"{e.subject}: {e.detail}"] = None
-    for values, reasons in refused.items():
-        moved = 2 * sum(size_of(v, hints) for v in values)
+            key = e.data["program"], e.data["values"]
+            refused.setdefault(key, {})[f"{e.subject}: {e.detail}"] = None
+    for (program, values), reasons in refused.items():
+        count = times.get(program, 1)
+        moved = 2 * count * sum(size_of(v, hints) for v in values)
         first, *rest = reasons
         subject, _, reason = first.partition(": ")
         more = f" (and {len(rest)} like it)" if rest else ""
-        yield Cost(moved / machine.rates.memory, moved, f"refused fusion {subject}", reason + more,
-                   _lines(values))
+        yield Cost(moved / machine.rates.memory, moved, f"refused fusion {subject} x{count}",
+                   reason + more, _lines(values))
 
 
 def _lines(values: Iterator[Value] | Sequence[Value]) -> tuple[str, ...]:

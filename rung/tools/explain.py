@@ -107,13 +107,16 @@ def _graph(n: int, total: int, reached: Reached, wanted: Sequence[str]) -> Itera
 
 
 def _numbers(program: Func, reached: Reached) -> Iterator[str]:
-    """FLOPs and bytes of the graph."""
-    found = flops(reached.modules["tensor"], reached.hints)
+    """FLOPs, bytes and roofline of the graph."""
+    found, loop = flops(reached.modules["tensor"], reached.hints), reached.modules["loop"]
     before = bytes_before(program, reached.hints)
-    after = bytes_after(reached.modules["loop"], reached.machine.machine, reached.hints)
+    after = bytes_after(loop, reached.machine.machine, reached.hints)
     yield f"  {found.total:,} FLOPs in contractions" + (
         f", not counting {', '.join(found.uncounted)}" if found.uncounted else "")
     yield f"  {size(before)} moved as ATen calls, {size(after)} after fusion"
+    least = [bound(loop.kernel(op.callee), reached.machine.machine, reached.hints).seconds
+             for op in loop.main.body.ops if isinstance(op, KernelCall)]
+    yield f"  at least {sum(least) * 1e6:.1f} us in {counted(len(least), 'kernel call')}"
     if reached.hints:
         sizes = ", ".join(f"{name} = {value}" for name, value in reached.hints.items())
         yield f"  with {sizes}"
@@ -266,7 +269,7 @@ def _all_costs(found: Capture, reached: Sequence[Reached]) -> Iterator[Cost]:
         elif r.modules:
             module = list(r.modules.values())[-1]
             yield from costs.of_calls(module, r.events, r.machine.machine, r.hints)
-            yield from costs.of_fusions(r.events, r.machine.machine, r.hints)
+            yield from costs.of_fusions(r.modules["program"], r.events, r.machine.machine, r.hints)
 
 
 # --- what is there for the asking

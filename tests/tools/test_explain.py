@@ -9,12 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from rung import cli
+from rung.core import trace
 from rung.core.errors import RungError
 from rung.pipeline import lower_module
 from rung.program.ir import Module
 from rung.targets.base import target
+from rung.tools import costs
 from rung.tools.capture import Capture, capture
 from rung.tools.explain import SECTIONS, explain, size
 from rung.tools.flops import bytes_after, bytes_before, contractions, flops
@@ -225,6 +228,53 @@ def test_breaks_calls_and_refused_fusions_are_ranked_by_their_cost() -> None:
     (refused,) = (row for row in rows if "refused fusion" in row)
     assert f" {size(2 * 64 * 64 * 4)} " in refused
     assert any("call aten.sort.default x1" in row for row in rows)
+
+
+class Sorts(nn.Module):
+    """A layer with a call that stays and a fusion that is refused."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(32), nn.Linear(32, 64), nn.Linear(64, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = x + self.down(F.silu(self.up(self.norm(x))).sort()[0].cumsum(0))
+        return y
+
+
+def figures(layers: int) -> dict[str, float]:
+    """What equal layers compute and move, and what was not done in them costs."""
+    given = Given("layers", nn.Sequential(*(Sorts() for _ in range(layers))), (torch.randn(8, 32),))
+    (graph,) = capture(given).graphs
+    assert graph.imported
+    where = target("cpu.base")
+    with trace.listen() as events:
+        modules = lower_module(graph.imported.func, where).modules
+    assert len(modules["program"].programs) == min(layers, 2)
+    rows = [*costs.of_calls(modules["loop"], events, where.machine, {}),
+            *costs.of_fusions(modules["program"], events, where.machine, {})]
+    found = {"flops": flops(modules["tensor"], {}).total,
+             "before": bytes_before(graph.imported.func, {}),
+             "after": bytes_after(modules["loop"], where.machine, {})}
+    for kind in ("call", "refused"):
+        of_kind = [r for r in rows if r.what.startswith(kind)]
+        found[f"{kind}, bytes"] = sum(r.bytes for r in of_kind)
+        found[f"{kind}, us"] = sum(r.seconds for r in of_kind) * 1e6
+    return found
+
+
+def test_figures_of_layers_are_those_of_one_times_their_number() -> None:
+    one = figures(1)
+    assert all(one.values())
+    for layers in (2, 4):
+        assert figures(layers) == pytest.approx({k: layers * v for k, v in one.items()})
+
+
+def test_a_graph_takes_at_least_what_its_kernels_take() -> None:
+    text = explain(from_expression("torch.randn(8, 8).sort()[0].exp().sort()[0].exp()"), BASE)
+    (whole,) = re.findall(r"at least (\S+) us in 2 kernel calls", text)
+    (each,) = re.findall(r"at least (\S+) us, bound", text)
+    assert float(whole) == pytest.approx(2 * float(each), rel=0.1)
 
 
 class Attends(nn.Module):
