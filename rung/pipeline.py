@@ -43,7 +43,7 @@ from rung.runtime import saved
 from rung.runtime.executable import Executable
 from rung.runtime.host import host_code
 from rung.targets.base import Target, is_library, target
-from rung.tensor import empty, to_loop
+from rung.tensor import accumulate, empty, to_loop
 from rung.tensor import simplify as tensor_simplify
 from rung.tile import choose, to_kernel
 from rung.tile.choose import Choice
@@ -204,6 +204,9 @@ PASSES = (
          "before simplify, which then sees across the borders of what was opened"),
     Pass("tensor", "simplify", _programs(tensor_simplify.simplify), "exact",
          "while index maps are still whole-tensor ops that compose"),
+    Pass("tensor", "accumulate", lambda m, c: m if c.precision == "eager" else
+         _programs(accumulate.accumulate)(m, c), "reassociates",
+         "after simplify, when what is added is no longer behind index maps"),
     Pass("tensor", "drop_empty", _programs(empty.drop_empty), "exact",
          "last of the rung: below it no extent is 0, but in a kernel that stores nothing"),
     Pass("loop", "to_loop", lambda m, _: to_loop.to_loop(*m.programs), "reassociates",

@@ -1,0 +1,142 @@
+"""How much memory a warm call holds at most, and that nothing is held after it."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from test_end_to_end import rung
+from torch import nn
+
+from rung.frontends.torch import compat
+from rung.runtime import pool
+from rung.tools.models import MODELS, Inputs, loss, output
+
+Function = Callable[..., Any]
+SHARE = 1.05  # of eager's peak
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()
+
+
+# --- the peak
+
+def most(run: Callable[[], object], model: nn.Module) -> int:
+    """Bytes of tensors at the worst point of a warm call, parameters included, gradients anew."""
+    def before() -> None:
+        model.zero_grad(set_to_none=True)
+        pool.clear()
+    before()
+    run()
+    before()
+    own = (*model.parameters(), *model.buffers())
+    return compat.peak_bytes(lambda: (before(), run()), before) + sum(
+        s.nbytes() for s in {x.data_ptr(): x.untyped_storage() for x in own}.values())
+
+
+def forward(model: nn.Module, inputs: Inputs) -> None:
+    with torch.no_grad():
+        output(model, inputs)
+
+
+def training(model: nn.Module, inputs: Inputs) -> None:
+    given = next(iter(inputs.values()))
+    rows = given.numel() if given.dtype == torch.int64 else len(given)
+    loss(model, inputs, torch.arange(rows) % 10).backward()
+
+
+@pytest.mark.parametrize("call", [forward, training])
+@pytest.mark.parametrize("name", ["gpt2", "resnet", "lstm"])
+def test_the_peak_of_a_model_is_near_eagers(name: str, call: Function) -> None:
+    pytest.importorskip("transformers")
+    model = MODELS[name].build(True).train(call is training)
+    inputs = MODELS[name].inputs(True, 4, 32)
+    eager, ours = (most(lambda fn=fn: fn(model, inputs), model) for fn in (call, rung(call)))
+    assert ours <= SHARE * eager
+
+
+def test_a_table_that_is_read_twice_has_one_gradient() -> None:
+    table = nn.Embedding(4096, 16)
+    first, second = torch.randint(0, 4096, (2, 8))
+
+    def score() -> torch.Tensor:
+        hidden = torch.tanh(table(first) + table(second))
+        return (hidden @ table.weight.t()).square().sum()
+    eager, ours = (most(lambda fn=fn: fn().backward(), table) for fn in (score, rung(score)))
+    assert ours <= eager - table.weight.nbytes
+
+
+# --- after it
+
+class Released:
+    """Weak references to tensors; `gone` once nobody else holds them."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]):
+        self.known = [weakref.ref(x) for x in tensors]
+
+    @property
+    def gone(self) -> bool:
+        gc.collect()
+        return all(x() is None for x in self.known)
+
+
+def smooth(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.softmax(x @ y, -1), (x + y).sin()
+
+
+def broken(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    a, b = smooth(x, y)
+    torch._dynamo.graph_break()
+    return a.cos(), b.exp() + x
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("fn", [smooth, broken])
+def test_inputs_and_results_are_released(fn: Function, dynamic: bool, grad: bool) -> None:
+    run = rung(fn, dynamic=dynamic)
+    for n in (5, 6, 7) if dynamic else (5, 5):
+        given = [torch.randn(n, n, requires_grad=grad) for _ in range(2)]
+        results = run(*given)
+        if grad:
+            sum(r.sum() for r in results).backward()
+        held = Released((*given, *results))
+        assert not held.gone  # they are still ours
+        del given, results
+        assert held.gone
+
+
+@pytest.mark.parametrize("fn", [smooth, broken])
+def test_results_that_autograd_holds_are_released_without_a_backward_pass(fn: Function) -> None:
+    run = rung(fn)
+    given = [torch.randn(6, 6, requires_grad=True) for _ in range(2)]
+    results = run(*given)
+    held = Released((*given, *results))
+    del given, results
+    assert held.gone
+
+
+def test_inputs_are_released_after_an_error() -> None:
+    def fn(table: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        return (table.exp() @ table.t())[at] + 1
+    run = rung(fn)
+    for bad in (0, 40, 40):
+        given = [torch.randn(9, 9), torch.tensor([bad])]
+        held = Released(given)
+        if bad:
+            with pytest.raises(IndexError):
+                run(*given)
+        else:
+            run(*given)
+        del given
+        assert held.gone
+
