@@ -136,6 +136,8 @@ def _dimension(op: Access, sub: Sub, size: Expr, block: Callable[[str], int | No
         begins = sub.without(axes[0]).is_const(0)
         if begins or stored:
             return length(axes[0]), axes[0] if exact else "", whole and begins
+    if stored and all(length(a) == 1 for a in axes):
+        return 1, "", False
     if stored and not _fills(steps, [nest.extents[a].const_value if whole else length(a)
                                      for a in axes]):
         raise refuse("there are places in its box that it does not store to")

@@ -13,8 +13,10 @@ from rung.loop.ir import VOCABULARY
 from rung.targets.cpu.machine import AVX512
 from rung.targets.cuda.machine import SM90
 from rung.targets.toy.machine import TOY
+from rung.targets.toy.target import ToyEngine
 from rung.tile.legality import check
 from rung.tile.mapping import parse_mapping
+from rung.tools.fuzz.mappings import difference
 
 GEMM = """
 i: grid *, thread 16, reg 2
@@ -165,6 +167,15 @@ def test_a_tile_is_all_stored(to: str, reason: str) -> None:
                             "place x, y in scratchpad at i.seq by dma")
     with pytest.raises(MappingError, match=reason):
         check(func, mapping, TOY)
+
+
+def test_a_tile_of_one_element_is_all_stored() -> None:
+    (func,) = parse_module("kernel f(x: f32[4]) -> y: f32[4]\n  y[3-i] = x[i]",
+                           {"kernel": VOCABULARY})
+    mapping = parse_mapping("map f on toy\ni: seq 4, lane 1\n"
+                            "place x, y in scratchpad at i.seq by dma")
+    check(func, mapping, TOY)
+    assert difference(func.with_attr("mapping", mapping), TOY, engine=ToyEngine) == 0
 
 
 @pytest.mark.parametrize(("machine", "text"), [
