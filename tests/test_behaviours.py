@@ -121,7 +121,27 @@ TYPES: Rows = {
     "a type of another tensor": (lambda x, y: (x.to(y), x.type_as(y), x.new_zeros(2) + 1),
         lambda: [torch.ones(3), torch.ones(2, dtype=torch.float64)]),
 }
+def _libraries(a: torch.Tensor, b: torch.Tensor) -> Any:
+    s = a @ a.t() + 3 * torch.eye(4, dtype=a.dtype)
+    return (torch.linalg.solve(s, b) + 1, torch.linalg.cholesky(s) * 2, torch.linalg.inv(s).sum(0),
+            torch.linalg.eigvalsh(s), torch.linalg.slogdet(s), torch.cdist(a, b).relu(),
+            torch.median(a, 1), a.quantile(0.3), torch.linalg.svdvals(a), a.mode(1))
+
+
+def _wide(b: torch.Tensor, h: torch.Tensor) -> Any:
+    """Sums that a half could not count up to."""
+    square = b.view(64, 64)
+    return (b.sum(), square.sum(0), b.float().sum(), b.norm(), (b * 2).cumsum(0)[:8], b.var(),
+            square @ square, h.mean(), h.sum(dtype=torch.float32), h[:3000].sum())
+
+
 SHAPES: Rows = {
+    "calls of libraries between kernels": (_libraries, lambda: [
+        torch.randn(4, 4, dtype=torch.float64), torch.randn(4, 4, dtype=torch.float64)]),
+    "long sums of halves": (_wide, lambda: [
+        torch.ones(4096, dtype=torch.bfloat16), torch.ones(70000, dtype=torch.float16)]),
+    "norms of constants": (lambda x: F.group_norm(F.elu(torch.linspace(
+        -2, 2, 720, dtype=x.dtype).view(6, 10, 12)), 5) + x, lambda: [torch.ones(1).double()]),
     "views of nothing": (lambda x: (x.view(0, 2, 3), x.reshape(3, 0).sum(1), x.mean(0).sum()),
         lambda: [torch.zeros(0, 6)]),
     "pools": (lambda x: (F.avg_pool2d(x, 3, 2, ceil_mode=True), F.avg_pool2d(x, 2, 2, 1,
@@ -143,7 +163,26 @@ SHAPES: Rows = {
         torch.cat([x.flip(0), x[1:] * 2, x[:0]]).softmax(0), *x.chunk(2), x.roll(1, 0),
         x.unfold(0, 3, 2)), lambda: [torch.randn(6, 4, requires_grad=True)]),
 }
+def _two_of_four(x: torch.Tensor, w: torch.Tensor) -> Any:
+    """The two largest of each four weights, the first of equal ones."""
+    fours = w.view(len(w), -1, 4)
+    best = fours.abs().argsort(dim=-1, descending=True, stable=True)[..., :2]
+    kept = torch.zeros_like(fours, dtype=torch.bool).scatter(-1, best, True)
+    sparse = (fours * kept).view_as(w)
+    return x @ sparse.t(), kept.sum(-1), fours.gather(-1, best.sort(-1).values), sparse
+
+
+def _added_where_computed(i: torch.Tensor, y: torch.Tensor) -> Any:
+    at = i + 10
+    y[at] += y[at]
+    return at
+
+
 INDICES: Rows = {
+    "weights of which half are kept": (_two_of_four, lambda: [
+        torch.randn(3, 16), torch.arange(-64, 64).remainder(7).float().view(8, 16) - 3]),
+    "added to itself where it is computed": (_added_where_computed, lambda: [
+        torch.tensor([[-10, -9, -10]]), torch.randn(3, 5)]),
     "duplicates add up": (lambda x, i: (x.index_add(0, i, x[i]), x.scatter_add(0, i[:, None].expand(
         -1, 4), x[i]), x.index_put((i,), x[i], accumulate=True)), lambda: [
         torch.randn(5, 4, requires_grad=True), torch.tensor([0, 3, 3, -2 + 5, 0])]),
@@ -351,6 +390,23 @@ def test_grad_modes_as_in_eager() -> None:
 Pair = namedtuple("Pair", "sum parts")
 
 
+class Sum(namedtuple("Sum", "left right")):
+    __slots__ = ()
+
+    def __add__(self, other: Any) -> Any:
+        return Sum(self.left + other.left, self.right * other.right)
+
+
+def test_structures_with_operators_of_their_own() -> None:
+    def fn(x: torch.Tensor) -> Any:
+        return Sum(x.sin(), x.cos()) + Sum(x.relu(), x.tanh())
+    x = torch.randn(3)
+    got, want = rung(fn)(x), fn(x)
+    assert type(got) is Sum
+    for a, b in zip(got, want, strict=True):
+        same(a, b)
+
+
 def test_structures_come_back_as_they_are() -> None:
     def fn(x: torch.Tensor) -> Any:
         return {"pair": Pair(x.sum(), [x, (x * 2, None, 3)]), "size": x.shape, 1: "text"}
@@ -381,6 +437,43 @@ def test_recurrent_layers_and_hooks() -> None:
     for a, b in zip(leaves(rung(model)(x)), leaves(model(x)), strict=True):
         torch.testing.assert_close(a, b)
     assert len(seen) == 2
+
+
+def test_what_python_does_besides_is_done_in_each_call() -> None:
+    class Seen:
+        calls, last, shapes = 0, None, list[torch.Size]()
+
+    def fn(x: torch.Tensor, seen: Any, counted: dict[str, int]) -> torch.Tensor:
+        seen.calls += 1
+        seen.shapes.append(x.shape)
+        seen.last = x * 2
+        counted["calls"] += 2
+        return x + seen.calls + counted["calls"]
+    results = []
+    for run in (fn, rung(fn, dynamic=False)):
+        seen, counted = Seen(), {"calls": 0}
+        seen.shapes = []
+        outs = [run(torch.ones(n), seen, counted) for n in (2, 2, 3)]
+        results.append([*outs, seen.last, seen.calls, seen.shapes, counted])
+    for got, want in zip(results[1], results[0], strict=True):
+        same(got, want)
+
+
+def test_rows_that_a_mask_picks_are_normed_and_put_back() -> None:
+    def fn(h: torch.Tensor, m: torch.Tensor) -> torch.Tensor:
+        out = h.clone()
+        out[m] = F.batch_norm(h[m], None, None, training=True)
+        return out.sin()
+    run = rung(fn)
+    for n in (9, 7):
+        found = []
+        for f in (fn, run):
+            h = torch.arange(4.0 * n).view(n, 4).cos().requires_grad_()
+            y = f(h, torch.arange(n) % 3 != 0)
+            y.sum().backward()
+            found.append((y.detach(), h.grad))
+        for a, b in zip(found[1], found[0], strict=True):
+            same(a, b)
 
 
 def test_branches_on_data() -> None:

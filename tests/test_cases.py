@@ -219,3 +219,16 @@ def test_attention_on_unprojected_values() -> None:
     """Softmax and the projection of the values in one kernel, if fusion will have it."""
     agrees(lambda s, x, w: torch.softmax(s, -1) @ (x @ w).view(2, 17, 4, 8).transpose(1, 2), [
         torch.randn(2, 4, 17, 17), torch.randn(2, 17, 32), torch.randn(32, 32)])
+
+
+def test_effects_that_torch_orders() -> None:
+    """Checks of linear algebra come with tokens, which are no tensors when the graph runs."""
+    def fn(a: torch.Tensor, b: torch.Tensor) -> Any:
+        s = a @ a.t() + 3 * torch.eye(4, dtype=a.dtype)
+        return torch.linalg.solve(s, b).sin() + 1, torch.linalg.inv(s).sum(0), len(a)
+    agrees(fn, [torch.randn(4, 4, dtype=torch.float64, requires_grad=g) for g in (True, False)])
+    run = rung(lambda a: torch.linalg.inv(a * 2).relu(), dynamic=True)
+    for n in (3, 5):
+        torch.testing.assert_close(run(torch.eye(n)), torch.eye(n) / 2)
+    with pytest.raises(torch.linalg.LinAlgError):
+        run(torch.zeros(4, 4))

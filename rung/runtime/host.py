@@ -427,8 +427,8 @@ class _Host:
                 kind, _, name = x.partition(":")
                 if kind == "device":
                     return f"torch.device({name!r})"
-                if kind in ("layout", "memory_format") or x.startswith("torch."):
-                    return f"torch.{(name or x).removeprefix('torch.')}"
+                if kind in ("dtype", "layout", "memory_format"):
+                    return f"torch.{name.removeprefix('torch.')}"
         return repr(x)
 
 

@@ -68,10 +68,12 @@ def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any],
     try:
         with compat.unset_fake_temporarily(), told(), _own_errors(), _without_collector():
             imported = import_graph(gm, static=compat.static_inputs(gm))
+            if imported.tokens and options.verify:
+                raise Unsupported("a graph with tokens cannot be run twice, as verify does")
             pipeline: Any = importlib.import_module("rung.pipeline")
             run = pipeline.compile_program(imported.func, options, imported.constants,
-                                           example_inputs)
-        run = with_results(run, imported)
+                                           example_inputs[imported.tokens:])
+        run = without_tokens(with_results(run, imported), imported.tokens)
         if options.verify:
             run = compat.boxed(pipeline.verified(run, gm, imported, options))
         return run
@@ -127,6 +129,14 @@ def as_it_is(gm: fx.GraphModule) -> compat.Boxed:
         out: Sequence[Any] = gm(*values)
         return out
     return compat.boxed(run)
+
+
+def without_tokens(run: compat.Boxed, tokens: int) -> compat.Boxed:
+    """`run` for arguments before which the tokens stand."""
+    def call(args: list[Any]) -> Sequence[Any]:
+        del args[:tokens]
+        return run(args)
+    return compat.boxed(call) if tokens else run
 
 
 def with_results(run: compat.Boxed, imported: Imported) -> compat.Boxed:

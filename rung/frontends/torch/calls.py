@@ -83,6 +83,6 @@ def to_torch(x: Any, value: Callable[[Value], Any], sizes: Mapping[str, int]) ->
             kind, _, name = x.partition(":")
             if kind == "device":
                 return torch.device(name)
-            if kind in ("layout", "memory_format") or x.startswith("torch."):
-                return getattr(torch, (name or x).removeprefix("torch."))
+            if kind in ("dtype", "layout", "memory_format"):
+                return getattr(torch, name.removeprefix("torch."))
     return x

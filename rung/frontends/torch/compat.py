@@ -22,6 +22,7 @@ from torch._functorch._aot_autograd.subclass_utils import requires_subclass_disp
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import default_partition
 from torch._guards import TracingContext
+from torch._higher_order_ops.effects import with_effects
 from torch._ops import OperatorBase, OpOverload
 from torch._prims_common import compute_elementwise_output_logical_to_physical_perm
 from torch._subclasses.fake_tensor import unset_fake_temporarily
@@ -37,7 +38,7 @@ Boxed = Callable[[list[Any]], Sequence[Any]]
 __all__ = ["SUPPORTED", "Boxed", "Compiler", "Function", "boxed", "break_reasons", "compile_graphs",
            "default_partition", "get_decompositions", "is_backward", "is_signed", "is_traced",
            "keep", "keeps_graph", "memory_order", "output_size", "size_expr",
-           "static_inputs", "trace_artifact", "unset_fake_temporarily", "untraced_values"]
+           "static_inputs", "trace_artifact", "unset_fake_temporarily", "untraced_values", "with_effects"]
 
 
 def compile_graphs(gm: fx.GraphModule, example_inputs: Sequence[Any], forward: Compiler,

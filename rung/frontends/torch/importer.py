@@ -40,7 +40,7 @@ from rung.core.types import (
     TensorType,
     Type,
 )
-from rung.frontends.torch.compat import is_signed, size_expr
+from rung.frontends.torch.compat import is_signed, size_expr, with_effects
 from rung.program import ir as program
 
 TORCH_DTYPES = {
@@ -54,11 +54,13 @@ Result = Value | Expr | int | None
 
 @dataclass(frozen=True)
 class Imported:
-    """`func` takes the graph's inputs and then `constants`; it returns the tensors of `results`."""
+    """`func` takes the graph's inputs, but for `tokens`, and then `constants`; it returns the
+    tensors of `results`."""
 
     func: Func
     constants: tuple[torch.Tensor, ...]
     results: tuple[Result, ...]
+    tokens: int = 0  # at the front, by which torch orders effects, and which hold nothing
 
 
 def import_graph(gm: fx.GraphModule, name: str = "main",
@@ -164,6 +166,7 @@ class _Importer:
         self.names = Names()
         self.env: dict[fx.Node, Any] = {}
         self.params: list[Value] = []
+        self.tokens = 0
         self.constants: dict[str, tuple[Value, torch.Tensor]] = {}
         self.ops: list[Op] = []
         self.devices: set[torch.device] = set()
@@ -191,13 +194,18 @@ class _Importer:
         params = (*self.params, *(value for value, _ in constants))
         func = Func("program", name, params, (), Block((), tuple(self.ops)))
         _check_sizes(func)
-        return Imported(func, tuple(c for _, c in constants), results)
+        return Imported(func, tuple(c for _, c in constants), results, self.tokens)
 
     def _placeholder(self, node: fx.Node) -> None:
+        if not self.params and any(u.target is with_effects and u.args[0] is node
+                                   for u in node.users):
+            self.env[node] = None
+            self.tokens += 1
+            return
         val: Any = node.meta.get("val")
         kind = self._type(val)
         role = "mutated" if node in self.written else "input"
-        if len(self.params) in self.static and role == "input":
+        if self.tokens + len(self.params) in self.static and role == "input":
             role = "param"
         hint = node.name
         if kind == INDEX:
@@ -253,11 +261,20 @@ class _Importer:
             self._add(node, program.Write(dst, src), None)
             self.env[node] = src  # the graph may return what it wrote
         elif isinstance(node.target, torch._ops.OpOverload):
-            types = tuple(self._type(v) for v in _leaves(val))
-            self._add(node, program.Call(str(node.target), self._args(node), types,
-                                         effect_of(node)), val)
+            self._call(node, node.target, node.args, val, effect_of(node))
+        elif node.target is with_effects:  # (token, op, *arguments), and gives (token, *results)
+            token, op, *args = node.args
+            self._call(node, op, args, val[1] if len(val) == 2 else val[1:], "ordered")
+            found = self.env[node]
+            self.env[node] = (self.env[token], *(found if len(val) > 2 else (found,)))
         else:
             raise Unsupported(f"{node.target}")
+
+    def _call(self, node: fx.Node, op: Any, args: Sequence[Any], val: Any, effect: str) -> None:
+        types = tuple(self._type(v) for v in _leaves(val))
+        given = (*(("", self._arg(a)) for a in args),
+                 *((k, self._arg(a)) for k, a in node.kwargs.items()))
+        self._add(node, program.Call(str(op), given, types, effect), val)
 
     def _add(self, node: fx.Node, op: program.Call | program.Write, val: Any) -> None:
         op.check()
@@ -268,10 +285,6 @@ class _Importer:
             origins.record(value, [origin_of(node)])
         self.ops.append(replace(op, results=values))
         self.env[node] = _like(val, iter(values))
-
-    def _args(self, node: fx.Node) -> program.Args:
-        return (*(("", self._arg(a)) for a in node.args),
-                *((k, self._arg(a)) for k, a in node.kwargs.items()))
 
     def _arg(self, x: Any) -> Any:
         """An argument of a node as one of a `call`."""
@@ -288,14 +301,14 @@ class _Importer:
             case torch.SymInt():
                 return self._number(x)
             case torch.dtype():
-                return TORCH_DTYPES.get(x, str(x))
+                return TORCH_DTYPES.get(x, f"dtype:{x}")
             case torch.device() | torch.layout() | torch.memory_format():
                 return f"{type(x).__name__}:{x}"
         raise Unsupported(f"an argument of {type(x).__name__}")
 
     def _result(self, x: Any) -> Result:
-        if x is None or isinstance(x, int):
-            return x
+        if x is None or isinstance(x, int) or (x in self.env and self.env[x] is None):
+            return x if isinstance(x, int) else None
         found = self.env.get(x)
         if not isinstance(found, Value | Expr):
             raise Unsupported(f"the value of {x} as a result")
