@@ -85,6 +85,7 @@ VALUES: Rows = {
         x.clamp(min=0), x.clamp(max=0), x.clamp(0, 1), F.relu6(x), x.relu())], odd),
     "overflow of a half": (lambda x: (x * 2 / 2, (x * x).sum(), (x + x - x).float()), lambda: [
         numbers(40000, 1, -300, dtype=torch.float16)]),
+    "powers of halves": (lambda x: (x ** 0.5, x ** -0.5, x ** -1), lambda: [odd()[0].half()]),
     "rounding": (lambda x: (x.round(), x.frac(), x.trunc(), x.floor(), torch.round(
         x * 1.005, decimals=2)), odd),
     "a pole in half precision": (lambda x: torch.tan(math.pi * (x - 0.5)).sign(), lambda: [
@@ -293,6 +294,16 @@ def test_one_tensor_as_two_arguments() -> None:
     same(ours, theirs)
 
 
+@pytest.mark.parametrize("view", [lambda y: y[0], lambda y: y.view(-1), lambda y: y.mT])
+def test_a_view_of_one_of_two_arguments_in_one_memory(view: Callable[..., Any]) -> None:
+    def fn(x: torch.Tensor, y: torch.Tensor) -> Any:
+        x.add_(100)
+        return view(y)
+    ours, theirs = (torch.arange(24.0).view(4, 6) for _ in range(2))
+    same(rung(fn, strict=False)(ours, ours[1:]), fn(theirs, theirs[1:]), exact=True)
+    same(ours, theirs, exact=True)
+
+
 NORMS: dict[str, Callable[..., Any]] = {
     "batch norm in training": lambda x, w, b, m, v: F.batch_norm(x, m, v, w, b, training=True),
     "batch norm": lambda x, w, b, m, v: F.batch_norm(x, m, v, w, b),
@@ -327,6 +338,10 @@ RAISES: Rows = {
     "types that do not mix": (lambda x, w: F.linear(x, w), lambda: [
         torch.ones(2, 3), torch.ones(2, 3, dtype=torch.float64)]),
     "a negative width": (lambda x: F.smooth_l1_loss(x, x + 1, beta=-1.0), lambda: [torch.ones(3)]),
+    **{f"a number too large to {name}": (fn, lambda: [torch.ones(3).half()]) for name, fn in {
+        "fill with": lambda x: x.masked_fill(x > 0, -1e9), "be a bound": lambda x: x.clamp(max=1e9),
+        "make a tensor of": lambda x: torch.full_like(x, 1e9) + x, "raise to": lambda x: x ** 1e9,
+        "choose": lambda x: torch.where(x.float() > 0, x.float(), 1e300)}.items()},
     "padding of an output": (lambda x, w: F.conv_transpose2d(x, w, stride=1, output_padding=2),
         lambda: [torch.ones(1, 1, 3, 3), torch.ones(1, 1, 2, 2)]),
 }
@@ -540,6 +555,39 @@ def test_sizes_that_are_numbers_too() -> None:
         x = torch.randn(shape)
         for a, b in zip(run(x), fn(x), strict=True):
             same(a, b)
+
+
+@pytest.mark.parametrize("mode, rank", [("nearest", 1), ("nearest-exact", 2), ("linear", 1),
+                                        ("bilinear", 2), ("bicubic", 2), ("trilinear", 3)])
+def test_resampling_to_a_size_of_another_tensor_trains(mode: str, rank: int) -> None:
+    def fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.interpolate(x, y.shape[2:], mode=mode) * 2
+    for size in (3, 4):
+        x, y = (torch.randn(2, 3, *[n] * rank) for n in (size, 2 * size))
+        agrees(fn, [x.requires_grad_(), y], dynamic=True)
+
+
+def test_tangents_of_forward_mode_pass() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return x.sin() * x
+    x, tangent, run = torch.randn(5), torch.randn(5), rung(fn, strict=False)
+    run(x)
+    ahead = torch.autograd.forward_ad
+    with ahead.dual_level():
+        got, want = (ahead.unpack_dual(f(ahead.make_dual(x, tangent))) for f in (run, fn))
+        same(got.primal, want.primal)
+        assert got.tangent is not None
+        same(got.tangent, want.tangent)
+
+
+def test_compiled_autograd() -> None:
+    model, x = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2)), torch.randn(3, 4)
+    want = torch.autograd.grad(model(x).sum(), list(model.parameters()))
+    compiled = torch._dynamo.compiled_autograd._enable(torch.compile(backend="rung"))
+    with compiled:
+        rung(model)(x).sum().backward()
+    for p, grad in zip(model.parameters(), want, strict=True):
+        same(p.grad, grad)
 
 
 def test_learning_rates_in_tensors() -> None:

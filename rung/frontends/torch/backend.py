@@ -39,7 +39,8 @@ def rung(gm: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | None 
     chosen = Options.of(given | dict(options or {}), tuple(TARGETS))
     if why := MODES[chosen.mode]:
         _warn_once(f"mode {chosen.mode!r} does what 'default' does: {why}")
-    if why := fault(gm):
+    tangents = "tangents of forward-mode differentiation" if compat.in_forward_mode() else ""
+    if why := tangents or fault(gm):
         declined(Unsupported(why), chosen)
         return gm
     compiler, graphs = partial(compile_graph, options=chosen), list[fx.GraphModule]()

@@ -36,21 +36,31 @@ Compiler = Callable[[fx.GraphModule, Sequence[Any]], Function]
 Boxed = Callable[[list[Any]], Sequence[Any]]
 
 __all__ = ["SUPPORTED", "Boxed", "Compiler", "Function", "boxed", "break_reasons", "compile_graphs",
-           "default_partition", "get_decompositions", "is_backward", "is_signed", "is_traced",
-           "keep", "keeps_graph", "memory_order", "output_size", "size_expr",
-           "static_inputs", "trace_artifact", "unset_fake_temporarily", "untraced_values", "with_effects"]
+           "default_partition", "get_decompositions", "in_forward_mode", "is_backward", "is_signed",
+           "is_traced", "keep", "keeps_graph", "memory_order", "output_size", "size_expr",
+           "static_inputs", "trace_artifact", "unset_fake_temporarily", "untraced_values",
+           "with_effects"]
 
 
 def compile_graphs(gm: fx.GraphModule, example_inputs: Sequence[Any], forward: Compiler,
                    backward: Compiler, inference: Compiler, partition: Function,
                    decompositions: Mapping[OperatorBase, Function],
-                   kernels: Mapping[OpOverload, Function | None]) -> Function:
+                   kernels: Mapping[OpOverload, Function | None],
+                   metas: Mapping[OpOverload, Function]) -> Function:
     """AOTAutograd around compilers of forward, backward and inference graphs, which are traced
-    with `decompositions` below autograd and with `kernels` above it.
+    with `decompositions` below autograd and with `kernels` above it; `metas` give results of
+    symbolic sizes without data.
 
     Where it would only hand the arguments of an inference graph on, what `inference` made is
     called without it, which saves a microsecond or two a call.
     """
+    if any(isinstance(x, list | tuple | dict) for x in example_inputs):  # of compiled autograd
+        again = partial(compile_graphs, forward=forward, backward=backward, inference=inference,
+                        partition=partition, decompositions=decompositions, kernels=kernels,
+                        metas=metas)
+        flatten = import_module("torch._dynamo.utils").flatten_graph_inputs
+        flat: Function = flatten(gm, example_inputs, again)
+        return flat
     alone: list[Boxed] = []
     autocast = torch._C._is_any_autocast_enabled()  # which AOTAutograd switches off to compile
 
@@ -65,12 +75,14 @@ def compile_graphs(gm: fx.GraphModule, example_inputs: Sequence[Any], forward: C
         return untraced(untraced(backward)(graph, inputs))
 
     build: Any = aot_module_simplified
-    with with_kernels(kernels):
+    with with_kernels(kernels, metas):
         whole = build(
             gm, example_inputs, fw_compiler=forward, bw_compiler=later,
             inference_compiler=infer, partition_fn=partition,
             decompositions=dict(decompositions), keep_inference_input_mutations=True)
-    return unboxed(alone[0]) if alone else untraced(whole)
+    if alone and isinstance(gm, fx.GraphModule):
+        return unboxed(alone[0])
+    return alone[0] if alone else untraced(whole)  # flattened: of a list, as `whole` is then
 
 
 def unboxed(run: Boxed) -> Function:
@@ -101,20 +113,23 @@ def adds_nothing(graph: fx.GraphModule, inputs: Sequence[Any]) -> bool:
 
 
 @contextmanager
-def with_kernels(kernels: Mapping[OpOverload, Function | None]) -> Iterator[None]:
+def with_kernels(kernels: Mapping[OpOverload, Function | None],
+                 metas: Mapping[OpOverload, Function]) -> Iterator[None]:
     """While tracing, these functions stand for operators, or where None the operators themselves,
-    and not what they would be written as."""
-    keys = torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd
+    and not what they would be written as; `metas` for operators on tensors without data."""
+    above = torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd
+    below = (torch._C.DispatchKey.Meta,)
     taken = []
-    for op, own in kernels.items():
-        taken.append((op, {k: op.py_kernels.pop(k) for k in keys if k in op.py_kernels}))
+    for op, own, keys in (*((op, own, above) for op, own in kernels.items()),
+                          *((op, own, below) for op, own in metas.items())):
+        taken.append((op, keys, {k: op.py_kernels.pop(k) for k in keys if k in op.py_kernels}))
         if own is not None:
             op.py_kernels.update(dict.fromkeys(keys, own))
         op._dispatch_cache.clear()
     try:
         yield
     finally:
-        for op, before in taken:
+        for op, keys, before in taken:
             for key in keys:
                 op.py_kernels.pop(key, None)
             op.py_kernels.update(before)
@@ -148,6 +163,18 @@ def boxed(run: Callable[[list[Any]], Sequence[Any]]) -> Boxed:
     """`run` marked as a function of one list of arguments, which it empties."""
     run._boxed_call = True  # type: ignore[attr-defined]
     return run
+
+
+def in_forward_mode() -> bool:
+    """Whether tensors may carry tangents now, which no kernel of ours passes on. That this has not
+    changed is among Dynamo's guards of the graph that is being compiled from here on."""
+    context = TracingContext.try_get()
+    if context is not None:
+        guards, sources = map(import_module, ("torch._dynamo.guards", "torch._dynamo.source"))
+        context.guards_context.dynamo_guards.add(
+            sources.GlobalStateSource().make_guard(guards.GuardBuilder.DUAL_LEVEL))
+    levels: Any = torch.autograd.forward_ad
+    return bool(levels._current_level >= 0)
 
 
 def is_backward(gm: fx.GraphModule) -> bool:

@@ -98,6 +98,8 @@ class Emit:
         if dtype is BOOL:
             return bool(x)
         if dtype.is_float:
+            if math.isfinite(x) and abs(x) > torch.finfo(DTYPES[dtype]).max:
+                raise Unsupported(f"{x} as {dtype}")  # many of torch's kernels raise
             return float(x)
         if not math.isfinite(x) or int(x) != x or not _fits(int(x), dtype):
             raise Unsupported(f"{x} as {dtype}")
@@ -123,7 +125,8 @@ class Emit:
         if dtype is wide or (exact and scalar):
             return self.value(x, wide)
         if isinstance(x, bool | int | float):
-            return self.value(float(cast(np.asarray(float(x)), F64, dtype)), wide)
+            given = float(self.literal(x, dtype))
+            return self.value(float(cast(np.asarray(given), F64, dtype)), wide)
         return self.value(self.rounded(self.value(x, wide), dtype), wide)
 
     def rounded(self, x: Value, dtype: DType) -> Value:

@@ -3,11 +3,16 @@
     y = x.expand(3, 4)      eager fills x with 1, and refuses to add in place;
     y.fill_(1)              AOTAutograd sums what was written over the rows of y: x becomes 3
 
+    x, y = z, z[1:]         two arguments in one memory
+    x.add_(1)
+    return y[0]             AOTAutograd takes the row of z, not of y
+
     torch.lstm(..., dropout=0.5, train=True)    torch writes it out without the dropout
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,7 +31,29 @@ def fault(gm: fx.GraphModule) -> str:
                 at = origin_of(node)
                 what = "writes to elements that share memory" if shared else "would not drop"
                 return f"{at.target} {what} at {at.line}: {at.code}"
+    return view_of_shared(gm)
+
+
+def view_of_shared(gm: fx.GraphModule) -> str:
+    """What the first result is that views one of several arguments in one memory, which is
+    written to; "" where there is none."""
+    nodes = list(gm.graph.nodes)
+    places = Counter(map(_memory, {n for n in nodes if n.op == "placeholder"}))
+    written = {_memory(n) for node in nodes for n in _targets(node)}
+    shared = {place for place, count in places.items() if place and count > 1} & written
+    for node in nodes[-1].all_input_nodes:
+        if node.op != "placeholder" and _memory(node) in shared:
+            at = origin_of(node)
+            return f"{at.target} views one of several arguments in one memory at {at.line}"
     return ""
+
+
+def _memory(node: fx.Node) -> int:
+    """The storage of what a node holds; 0 where that is no tensor with one."""
+    x = node.meta.get("example_value")
+    if not isinstance(x, torch.Tensor) or x.layout is not torch.strided:
+        return 0
+    return int(x.untyped_storage()._cdata)
 
 
 def _drops(node: fx.Node) -> bool:
@@ -42,12 +69,17 @@ RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 def _written(node: fx.Node) -> Iterator[Any]:
     """What the nodes that are overwritten by a call hold."""
+    return (x.meta.get("example_value") for x in _targets(node))
+
+
+def _targets(node: fx.Node) -> Iterator[fx.Node]:
+    """The nodes that are overwritten by a call."""
     name = str(getattr(node.target, "__name__", node.target))
     into = [node.kwargs["out"]] if isinstance(node.kwargs.get("out"), fx.Node) else []
     if node.op in ("call_method", "call_function") and node.args and (
             (name.endswith("_") and not name.endswith("__")) or name in ("setitem", *INPLACE)):
         into.append(node.args[0])
-    return (x.meta.get("example_value") for x in into if isinstance(x, fx.Node))
+    return (x for x in into if isinstance(x, fx.Node))
 
 
 INPLACE = {"iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor",

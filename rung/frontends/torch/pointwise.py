@@ -189,7 +189,7 @@ def power(e: Emit, x: Operand, exponent: Operand) -> Value:
     if isinstance(exponent, Value | Expr) or not e.dtype.is_float:
         return binary("pow")(e, x, exponent)
     a = e.operand(x, e.dtype)
-    match float(exponent):
+    match float(e.literal(exponent, e.dtype)):
         case 0.0:
             out = e.op(Full(1.0, dtype_of(a.type), e.shape))
         case 1.0:

@@ -43,6 +43,12 @@ def resampled(packet: Any, x: torch.Tensor, size: Any, *rest: Any) -> torch.Tens
     return made
 
 
+def resampled_backward(grad: torch.Tensor, size: Any, given: Any, *_: Any) -> torch.Tensor:
+    """What a gradient of resampling looks like, for symbolic sizes too."""
+    order = torch._prims_common.suggest_memory_format(grad)
+    return torch.empty(given, dtype=grad.dtype, device=grad.device, memory_format=order)
+
+
 def dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
     """Dropout as a graph has it; where everything is dropped, eager draws nothing."""
     if train and p == 1:
@@ -97,6 +103,8 @@ KERNELS: dict[OpOverload, compat.Function | None] = {
     aten.dropout.default: dropout, aten.dropout_.default: dropout_}
 """What stands for operators that AOTAutograd writes out in Python by itself; None: themselves."""
 
+METAS = {getattr(aten, f"{p.__name__}_backward").default: resampled_backward for p in RESAMPLERS}
+
 
 def partition(joint: fx.GraphModule, inputs: Sequence[Any], **rest: Any) -> Any:
     """Torch's split into forward and backward graph, in which no draw is repeated: what a
@@ -109,5 +117,6 @@ def partition(joint: fx.GraphModule, inputs: Sequence[Any], **rest: Any) -> Any:
 
 
 compile_graphs = partial(compat.compile_graphs, partition=partition,
-                         decompositions=DECOMPOSITIONS, kernels=KERNELS)
+                         decompositions=DECOMPOSITIONS, kernels=KERNELS,
+                         metas=METAS)
 """`compat.compile_graphs` with all of this."""
