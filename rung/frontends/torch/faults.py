@@ -53,7 +53,10 @@ def _memory(node: fx.Node) -> int:
     x = node.meta.get("example_value")
     if not isinstance(x, torch.Tensor) or x.layout is not torch.strided:
         return 0
-    return int(x.untyped_storage()._cdata)
+    try:
+        return int(x.untyped_storage()._cdata)
+    except NotImplementedError:  # a value under vmap
+        return 0
 
 
 def _drops(node: fx.Node) -> bool:
