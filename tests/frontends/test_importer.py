@@ -43,7 +43,7 @@ def test_a_call_prints_as_the_node_reads() -> None:
     (lambda x: aten.index.Tensor(x, [None, torch.tensor([0])]),
      "index.Tensor(arg0_1, [None, lift_fresh_copy]) : f32[2,1]"),
     (lambda x: x.t(), "t.default(arg0_1) : f32[3,2] strides [1,3]"),
-    (lambda x: x.to(torch.complex64), 'dtype="torch.complex64") : complex64[2,3]'),
+    (lambda x: x.to(torch.complex64), 'dtype="dtype:torch.complex64") : complex64[2,3]'),
     (lambda x: x[:, 1:2], "f32[2,1] strides [3,1]"), (lambda x: x[:0], "f32[0,3]\n"),
     (lambda x: aten.native_dropout(x, 0.5, True)[0], "true) effect rng : f32[2,3], bool[2,3]"),
     (lambda x: torch.ops.aten.split.Tensor(x, 2, 1)[1],

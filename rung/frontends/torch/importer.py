@@ -263,10 +263,11 @@ class _Importer:
         elif isinstance(node.target, torch._ops.OpOverload):
             self._call(node, node.target, node.args, val, effect_of(node))
         elif node.target is with_effects:  # (token, op, *arguments), and gives (token, *results)
-            token, op, *args = node.args
-            self._call(node, op, args, val[1] if len(val) == 2 else val[1:], "ordered")
-            found = self.env[node]
-            self.env[node] = (self.env[token], *(found if len(val) > 2 else (found,)))
+            _, op, *args = node.args
+            _, *made = node.meta["val"]
+            self._call(node, op, args, made[0] if len(made) == 1 else tuple(made), "ordered")
+            found = self.env[node] if len(made) > 1 else (self.env[node],)
+            self.env[node] = (None, *found)
         else:
             raise Unsupported(f"{node.target}")
 
