@@ -271,7 +271,8 @@ class _Importer:
         else:
             raise Unsupported(f"{node.target}")
 
-    def _call(self, node: fx.Node, op: Any, args: Sequence[Any], val: Any, effect: str) -> None:
+    def _call(self, node: fx.Node, op: object, args: Sequence[object], val: object,
+              effect: str) -> None:
         types = tuple(self._type(v) for v in _leaves(val))
         given = (*(("", self._arg(a)) for a in args),
                  *((k, self._arg(a)) for k, a in node.kwargs.items()))
