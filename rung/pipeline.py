@@ -33,7 +33,7 @@ from rung.core.types import TensorType
 from rung.core.verify import verify
 from rung.frontends.torch import aten
 from rung.kernel import ir as kernel_ir
-from rung.loop import canonical, fuse, merge_folds, normalize, siblings, split
+from rung.loop import blocks, canonical, fuse, merge_folds, normalize, siblings, split
 from rung.loop import ir as loop_ir
 from rung.loop import simplify as loop_simplify
 from rung.program import ir as program_ir
@@ -233,6 +233,8 @@ PASSES = (
          "names from structure, so that equal kernels are one from here on"),
     Pass("loop", "split", _split, "reassociates",
          "under the kernels' final names, so that what stays whole is priced once"),
+    Pass("loop", "in_blocks", _kernels(lambda k, _: blocks.in_blocks(k)), "reassociates",
+         "after `split`, whose parts may be short enough"),
     Pass("tile", "choose", _kernels(_mapped), "exact",
          "a mapping belongs to a structure, not to a call"),
     Pass("kernel", "to_kernel", _kernels(_to_kernel), "reassociates",

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -303,6 +304,31 @@ def op_axes(op: Op) -> tuple[str, ...]:
             return tuple(axes)
         case _:
             return tuple(dict.fromkeys(a for r in op.results for a in axes_of(r.type)))
+
+
+@lru_cache(1 << 14)
+def stride(op: Load | Store, axis: str) -> int:
+    """Elements between neighbours along `axis`: 0, 1, or a large number when unknown."""
+    t = op.buf.type
+    assert isinstance(t, TensorType)
+    strides = t.strides
+    total, step = 0, Expr.of(1)
+    for n in range(len(t.shape) - 1, -1, -1):
+        sub = op.subs[n]
+        here = strides[n] if strides is not None else step
+        step = step * t.shape[n]
+        if isinstance(sub, Value):
+            if axis in axes_of(sub.type):
+                return 1 << 20
+            continue
+        run = sub.coefficient(axis)
+        if run is None:
+            return 1 << 20
+        product = (run * here).const_value
+        if product is None:
+            return 1 << 20
+        total += product
+    return abs(total)
 
 
 def extents_of(func: Func) -> dict[str, Expr]:

@@ -20,7 +20,7 @@ from rung.core.expr import ONE, ZERO, Bounds, Expr, FloorDiv, Mod, Sym, is_size,
 from rung.core.op import Func, Op, Value
 from rung.core.ops import IndexValue, Sub
 from rung.core.types import TensorType
-from rung.loop.emit import Copier, Emitter, rebuilt, shape
+from rung.loop.emit import Copier, Emitter, shape
 from rung.loop.ir import Contract, Fold, Load, Scan, Store, extents_of, op_axes
 
 # --- splitting
@@ -31,7 +31,7 @@ def split_axes(func: Func) -> Func:
         found = _wanted_split(func)
         if found is None:
             return func
-        func = _split(func, *found)
+        func = split_axis(func, *found)
     return func
 
 
@@ -52,13 +52,36 @@ def _wanted_split(func: Func) -> tuple[str, Expr] | None:
     return None
 
 
-def _split(func: Func, axis: str, n: Expr) -> Func:
+def split_axis(func: Func, axis: str, n: Expr) -> Func:
+    """`axis` as n*outer + inner, where n divides its extent; a monoid's fold over it is two."""
     extents = extents_of(func)
     sizes = {a: e for a, e in extents.items() if a != axis}
     outer = _fresh(axis, extents)
     inner = _fresh(axis, {**extents, outer: n})
     sizes |= {outer: extents[axis] // n, inner: n}
-    return rebuilt(func, {axis: sym(outer) * n + sym(inner)}, sizes)
+    buffers = (*func.params, *func.outs)
+    out = Emitter(sizes, [v.name for v in buffers])
+    copier = _Splitting(out, {axis: sym(outer) * n + sym(inner)}, {v: v for v in buffers})
+    copier.halves = {axis: (inner, outer)}
+    copier.ops(func.body.ops)
+    return out.kernel(func.name, func.params, func.outs)
+
+
+class _Splitting(Copier):
+    """Copies with an axis as its `halves`."""
+
+    halves: dict[str, tuple[str, str]]
+
+    def op(self, op: Op) -> tuple[Value, ...]:
+        if not (isinstance(op, Fold) and op.axis in self.halves):
+            return super().op(op)
+        states = tuple(self.values[v] for v in op.args)
+        for axis in self.halves[op.axis]:
+            states = self.out.add(Fold(op.carrier, states, axis, self.out.axes[axis], op.acc),
+                                  *(r.name for r in op.results))
+        self.values.update(zip(op.results, states, strict=True))
+        origins.derive(states, op.results)
+        return states
 
 
 def _fresh(axis: str, taken: Iterable[str]) -> str:

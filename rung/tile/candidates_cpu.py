@@ -18,7 +18,7 @@ from rung.core.types import axes_of, dtype_of
 from rung.loop import ir as loop
 from rung.tile.mapping import AxisLine, Carry, Place
 from rung.tile.mapping import Mapping as TileMapping
-from rung.tile.price import known, nest_of, stride
+from rung.tile.price import known, nest_of
 
 # Register tiles (rows, vectors): for 32 and 16 registers, and where the reduced axis is vectorised.
 WIDE = ((14, 2), (8, 3), (6, 4), (4, 4), (7, 2), (4, 3), (2, 8), (2, 4), (1, 8), (1, 4), (1, 1))
@@ -104,7 +104,7 @@ def _weights(shape: Shape) -> dict[str, float]:
         if isinstance(op, loop.Load | loop.Store):
             box = _product(shape.sizes, nest_of(op))
             for axis in nest_of(op):
-                if stride(op, axis) == 1 and axis not in shape.scanned:
+                if loop.stride(op, axis) == 1 and axis not in shape.scanned:
                     bonus = 1.2 if axis in shape.free else 1.0
                     weights[axis] = weights.get(axis, 0) + box * bonus
     return weights
@@ -226,10 +226,11 @@ def _column_first(shape: Shape, vectors: dict[str, int], tile: dict[str, int],
         return
     extents = loop.extents_of(shape.kernel)
     split = shared is not None and cores > 1 and extents[shared].const_value is not None
-    last = shape.reduced[-1]
+    last = shape.reduced[0]
     for rows in (1, 8) if shape.main is None and shape.sizes[last] >= 8 else (1,):
         more = {**tile, last: rows} if rows > 1 else tile
-        lines = [AxisLine(a, (("l1", None), *_inside(a, vectors, more))) for a in shape.reduced]
+        lines = [AxisLine(a, (("l1", None), *_inside(a, vectors, more)))
+                 for a in reversed(shape.reduced)]
         for axis in shape.sizes:
             if axis not in shape.reduced:
                 share = (("core", cores),) if split and axis == shared else ()

@@ -20,7 +20,7 @@ from rung.tile import legality
 from rung.tile import mapping as tile
 from rung.tile.atoms import Library, Matmul, match_matmul
 from rung.tile.complete import with_values
-from rung.tile.price import Price, known, nest_of, price, stride
+from rung.tile.price import Price, known, nest_of, price
 from rung.tile.to_kernel import to_kernel
 
 Candidates = Callable[[Func, Machine, Mapping[str, int]], Iterable[tile.Mapping]]
@@ -121,7 +121,7 @@ def _contracting(kernel: Func, machine: Machine, hints: Mapping[str, int]) -> fl
             continue  # bound by memory
         made = {r: x for x in kernel.body.ops for r in x.results}
         loads = [x for v in op.args for x in _loads(v, made)]
-        along = any(stride(x, a) == 1 for x in loads for a in nest_of(x) if a != op.axis)
+        along = any(loop.stride(x, a) == 1 for x in loads for a in nest_of(x) if a != op.axis)
         share = (0.7 if along else 0.45) * (0.6 if any(
             dtype_of(x.buf.type) != F32 for x in loads) else 1.0)
         total += 2.0 * prod(sizes[a] for a in loop.op_axes(op)) / share

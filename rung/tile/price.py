@@ -23,7 +23,7 @@ from rung.core.machine import GRID, THREAD, UNROLL, VECTOR, Machine
 from rung.core.op import Func, Op, Value
 from rung.core.ops import Cast, Map
 from rung.core.scalar import SCALARS
-from rung.core.types import TensorType, axes_of, dtype_of
+from rung.core.types import axes_of, dtype_of
 from rung.loop import ir as loop
 from rung.tile import mapping as tile
 from rung.tile.nest import Nest
@@ -178,10 +178,10 @@ class _Pricing:
         """Cost of one load or store: scattered lanes go one by one."""
         wide = [a for a in nest_of(op) if self.lanes[a] > 1]
         if self.threads and self.threads[-1].axis in nest_of(op):  # neighbours read together
-            return 0.7 if stride(op, self.threads[-1].axis) == 1 else 8.0
+            return 0.7 if loop.stride(op, self.threads[-1].axis) == 1 else 8.0
         if not wide:
             return 0.5
-        steps = max(stride(op, a) for a in wide)
+        steps = max(loop.stride(op, a) for a in wide)
         if steps == 1:
             return 0.7
         far = steps * dtype_of(op.buf.type).bytes >= PAGE  # the lanes' lines share a cache set
@@ -257,7 +257,7 @@ class _Pricing:
     def _derate(self, op: loop.Load | loop.Store) -> float:
         """Short contiguous runs waste bandwidth: prefetchers and pages follow long ones."""
         axes = nest_of(op)
-        run = next((a for a in axes if stride(op, a) == 1), None)
+        run = next((a for a in axes if loop.stride(op, a) == 1), None)
         if run is None:
             return 4.0 if axes else 1.0
         others = [(n, s) for n, s in enumerate(self.nest.loops) if s.axis in axes
@@ -269,7 +269,7 @@ class _Pricing:
         depth, far = 0, False
         if others:
             depth, step = others[-1][0] + 1, others[-1][1]
-            far = stride(op, step.axis) * size >= PAGE
+            far = loop.stride(op, step.axis) * size >= PAGE
         return 1 + (6 if far else 1) * 256 / (self.covered[depth][run] * size + 1)
 
 
@@ -306,28 +306,3 @@ def _needs(op: Op, statements: set[Op], made: Mapping[Value, Op]) -> tuple[Op, .
 def nest_of(op: Op) -> tuple[str, ...]:
     """`loop.op_axes`, remembered: every candidate asks again."""
     return loop.op_axes(op)
-
-
-@lru_cache(1 << 14)
-def stride(op: loop.Load | loop.Store, axis: str) -> int:
-    """Elements between neighbours along `axis`: 0, 1, or a large number when unknown."""
-    t = op.buf.type
-    assert isinstance(t, TensorType)
-    strides = t.strides
-    total, step = 0, Expr.of(1)
-    for n in range(len(t.shape) - 1, -1, -1):
-        sub = op.subs[n]
-        here = strides[n] if strides is not None else step
-        step = step * t.shape[n]
-        if isinstance(sub, Value):
-            if axis in axes_of(sub.type):
-                return 1 << 20
-            continue
-        run = sub.coefficient(axis)
-        if run is None:
-            return 1 << 20
-        product = (run * here).const_value
-        if product is None:
-            return 1 << 20
-        total += product
-    return abs(total)
