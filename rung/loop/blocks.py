@@ -9,6 +9,9 @@ contiguous along. A length that has no fitting divisor is summed in float64. Rea
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from math import isqrt
 
 from rung.core import origins
@@ -18,7 +21,7 @@ from rung.core.op import Func, Op, Value
 from rung.core.ops import Cast
 from rung.core.scalar import MONOIDS
 from rung.core.types import F32, F64, dtype_of
-from rung.loop.emit import Copier, Emitter
+from rung.loop.emit import Copier, rebuilt
 from rung.loop.ir import Contract, Fold, Load, Scan, extents_of, op_axes, stride
 from rung.loop.normalize import split_axis
 
@@ -63,21 +66,18 @@ def block(func: Func, axis: str) -> int | None:
 
 def _widened(func: Func, axis: str) -> Func:
     """`func` with the long sums over `axis` in float64."""
-    buffers = (*func.params, *func.outs)
-    out = Emitter(extents_of(func), [v.name for v in buffers])
-    copier = _Widening(out, values={v: v for v in buffers})
-    copier.sums = {id(op) for op in long_sums(func) if op.axis == axis}
-    copier.ops(func.body.ops)
-    return out.kernel(func.name, func.params, func.outs)
+    sums = [op for op in long_sums(func) if op.axis == axis]
+    return rebuilt(func, {}, copying=partial(_Widening, sums=sums))
 
 
+@dataclass
 class _Widening(Copier):
     """Copies with some sums in float64, rounded once."""
 
-    sums: set[int]
+    sums: Sequence[Fold] = ()
 
     def op(self, op: Op) -> tuple[Value, ...]:
-        if not (isinstance(op, Fold) and id(op) in self.sums):
+        if not (isinstance(op, Fold) and op in self.sums):
             return super().op(op)
         wide = self.out.one(Cast(self.values[op.args[0]], F64))
         wide = self.out.one(Fold(op.carrier, (wide,), op.axis, op.extent, F64))

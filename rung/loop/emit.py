@@ -7,7 +7,7 @@ have to become something that an index expression cannot say.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -183,13 +183,14 @@ class Copier:
         return IndexValue(to) if isinstance(to, Expr) else Cast(to, I64)
 
 
-def rebuilt(func: Func, axes: Mapping[str, Sub], sizes: Sizes | None = None) -> Func:
-    """`func` with axes replaced; `sizes` are the extents of all axes that then exist."""
+def rebuilt(func: Func, axes: Mapping[str, Sub], sizes: Sizes | None = None,
+            copying: Callable[..., Copier] = Copier) -> Func:
+    """`func` with axes replaced; `sizes` are the extents of all axes that then exist, and `copying`
+    makes what copies the ops."""
     kept = {a: n for a, n in func.attr("axes").extents if a not in axes}
     buffers = (*func.params, *func.outs)
     out = Emitter(sizes or kept, [v.name for v in buffers])
-    copier = Copier(out, dict(axes), {v: v for v in buffers})
-    copier.ops(func.body.ops)
+    copying(out, dict(axes), {v: v for v in buffers}).ops(func.body.ops)
     return out.kernel(func.name, func.params, func.outs)
 
 

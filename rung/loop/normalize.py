@@ -11,8 +11,9 @@ contiguous memory). Sizes may be symbolic.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 
 from rung.core import origins
@@ -20,7 +21,7 @@ from rung.core.expr import ONE, ZERO, Bounds, Expr, FloorDiv, Mod, Sym, is_size,
 from rung.core.op import Func, Op, Value
 from rung.core.ops import IndexValue, Sub
 from rung.core.types import TensorType
-from rung.loop.emit import Copier, Emitter, shape
+from rung.loop.emit import Copier, Emitter, rebuilt, shape
 from rung.loop.ir import Contract, Fold, Load, Scan, Store, extents_of, op_axes
 
 # --- splitting
@@ -59,18 +60,15 @@ def split_axis(func: Func, axis: str, n: Expr) -> Func:
     outer = _fresh(axis, extents)
     inner = _fresh(axis, {**extents, outer: n})
     sizes |= {outer: extents[axis] // n, inner: n}
-    buffers = (*func.params, *func.outs)
-    out = Emitter(sizes, [v.name for v in buffers])
-    copier = _Splitting(out, {axis: sym(outer) * n + sym(inner)}, {v: v for v in buffers})
-    copier.halves = {axis: (inner, outer)}
-    copier.ops(func.body.ops)
-    return out.kernel(func.name, func.params, func.outs)
+    return rebuilt(func, {axis: sym(outer) * n + sym(inner)}, sizes,
+                   partial(_Splitting, halves={axis: (inner, outer)}))
 
 
+@dataclass
 class _Splitting(Copier):
-    """Copies with an axis as its `halves`."""
+    """Copies with an axis as its `halves`, the inner one first."""
 
-    halves: dict[str, tuple[str, str]]
+    halves: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     def op(self, op: Op) -> tuple[Value, ...]:
         if not (isinstance(op, Fold) and op.axis in self.halves):

@@ -47,9 +47,9 @@ def numbers(call: Call) -> Iterator[tuple[Expr, bool]]:
     dimension, and not a value."""
     schema: Any = overload(call.target)._schema
     for argument, given in zip(schema.arguments, bind(call), strict=True):
-        kinds = {str(t) for t in (argument.type, *argument.type.containedTypes())}
-        for x in torch.utils._pytree.tree_leaves(given):
+        for x in given if isinstance(given, tuple) else (given,):
             if isinstance(x, Expr):
+                kinds = {str(t) for t in (argument.type, *argument.type.containedTypes())}
                 yield x, kinds.isdisjoint(("Tensor", "number"))
 
 

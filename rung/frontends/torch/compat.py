@@ -25,7 +25,10 @@ from torch._functorch.partitioners import default_partition
 from torch._guards import TracingContext
 from torch._higher_order_ops.effects import with_effects
 from torch._ops import OperatorBase, OpOverload
-from torch._prims_common import compute_elementwise_output_logical_to_physical_perm
+from torch._prims_common import (
+    compute_elementwise_output_logical_to_physical_perm,
+    suggest_memory_format,
+)
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._python_dispatch import _disable_current_modes as untraced_values
 from torch.utils.checkpoint import CheckpointPolicy
@@ -36,11 +39,11 @@ Function = Callable[..., Any]
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Function]
 Boxed = Callable[[list[Any]], Sequence[Any]]
 
-__all__ = ["SUPPORTED", "Boxed", "Compiler", "Function", "boxed", "break_reasons", "compile_graphs",
-           "default_partition", "get_decompositions", "in_forward_mode", "is_backward", "is_signed",
-           "is_traced", "keep", "keeps_graph", "memory_order", "output_size", "size_expr",
-           "static_inputs", "trace_artifact", "unset_fake_temporarily", "untraced_values",
-           "with_effects"]
+__all__ = ["SUPPORTED", "Boxed", "Compiler", "Function", "OpOverload", "OperatorBase", "boxed",
+           "break_reasons", "compile_graphs", "default_partition", "get_decompositions",
+           "in_forward_mode", "is_backward", "is_signed", "is_traced", "keep", "keeps_graph",
+           "memory_order", "output_size", "size_expr", "static_inputs", "suggest_memory_format",
+           "trace_artifact", "unset_fake_temporarily", "untraced_values", "with_effects"]
 
 
 def compile_graphs(gm: fx.GraphModule, example_inputs: Sequence[Any], forward: Compiler,

@@ -309,10 +309,10 @@ class _Importer:
         raise Unsupported(f"an argument of {type(x).__name__}")
 
     def _result(self, x: Any) -> Result:
-        if x is None or isinstance(x, int) or (x in self.env and self.env[x] is None):
-            return x if isinstance(x, int) else None
-        found = self.env.get(x)
-        if not isinstance(found, Value | Expr):
+        if x is None or isinstance(x, int):
+            return x
+        found = self.env.get(x, x)
+        if found is not None and not isinstance(found, Value | Expr):
             raise Unsupported(f"the value of {x} as a result")
         return found
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._ops import OperatorBase, OpOverload
 
 from rung.frontends.torch import compat
+from rung.frontends.torch.compat import OperatorBase, OpOverload
 from rung.frontends.torch.importer import effect_of
 
 aten = torch.ops.aten
@@ -45,7 +45,7 @@ def resampled(packet: Any, x: torch.Tensor, size: Any, *rest: Any) -> torch.Tens
 
 def resampled_backward(grad: torch.Tensor, size: Any, given: Any, *_: Any) -> torch.Tensor:
     """What a gradient of resampling looks like, for symbolic sizes too."""
-    order = torch._prims_common.suggest_memory_format(grad)
+    order = compat.suggest_memory_format(grad)
     return torch.empty(given, dtype=grad.dtype, device=grad.device, memory_format=order)
 
 
