@@ -42,6 +42,17 @@ def golden(request: pytest.FixtureRequest) -> Golden:
 
 
 @pytest.fixture
+def fresh() -> Iterator[None]:
+    """A Dynamo that has compiled nothing, before and after, and random numbers from one seed."""
+    import torch  # most tests do without
+
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
 def settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     """`settings(check=True)`: changes what the environment says, for one test."""
     def change(**values: object) -> None:

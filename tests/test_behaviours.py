@@ -11,7 +11,7 @@ import math
 import threading
 import weakref
 from collections import namedtuple
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -25,13 +25,7 @@ Make = Callable[[], Sequence[Any]]
 Rows = dict[str, tuple[Callable[..., Any], Make]]
 NAN, INF = float("nan"), float("inf")
 
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 def numbers(*values: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -6,7 +6,7 @@ compared with eager's; nothing may fall back unless the case says so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -17,13 +17,7 @@ from torch.nn import functional as F
 
 Tensors = list[torch.Tensor]
 
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 # ---- who shares memory with whom

@@ -18,13 +18,10 @@ Step = Callable[[Callable[..., Any], nn.Module], list[Any]]
 
 
 @pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    torch.manual_seed(0)
+def doubles(fresh: None) -> Iterator[None]:
     torch.set_default_dtype(torch.float64)  # what is tried here is not rounding
     yield
     torch.set_default_dtype(torch.float32)
-    torch._dynamo.reset()
 
 
 def alike(make: Callable[[], nn.Module], step: Step, strict: bool = True) -> None:

@@ -6,7 +6,7 @@ The quick ones run always; `make test-all` runs all, dynamic and in bf16 too.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -17,15 +17,7 @@ from torch import nn
 
 from rung.tools.models import MODELS, Inputs, loss, output
 
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
-
-
+pytestmark = pytest.mark.usefixtures("fresh")
 pytest.importorskip("transformers")
 QUICK = ("gpt2", "resnet", "lstm", "whisper")
 NAMES = [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in MODELS]

@@ -3,7 +3,7 @@ large."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -15,13 +15,7 @@ from torch.nn import functional as F
 
 Calls = Sequence[Sequence[Any]]
 
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 def compiled_for(run: Callable[..., Any], calls: Calls) -> tuple[int, list[Any]]:
