@@ -17,13 +17,20 @@ def leaves(x: Any) -> list[Any]:
 
 
 def copied(args: Sequence[Any]) -> list[Any]:
-    """Copies with the same strides that require gradients where `args` do."""
-    def one(x: Any) -> Any:
+    """Copies with the same strides in copies of the storages, which they share as `args` do; they
+    require gradients where `args` do."""
+    storages: dict[int, torch.UntypedStorage] = {}
+    found: dict[int, Any] = {}
+    for x in args:
         if not isinstance(x, torch.Tensor):
-            return x
-        new = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).copy_(x.detach())
-        return new.requires_grad_(x.requires_grad)
-    return [one(x) for x in args]
+            found[id(x)] = x
+        elif id(x) not in found:
+            place = x.untyped_storage()
+            storage = storages.setdefault(place._cdata, place.clone())
+            new = torch.empty(0, dtype=x.dtype).set_(
+                storage, x.storage_offset(), x.shape, x.stride())
+            found[id(x)] = new.requires_grad_(x.requires_grad)
+    return [found[id(x)] for x in args]
 
 
 def sharing(outs: Sequence[Any], args: Sequence[Any]) -> set[str]:
@@ -64,11 +71,13 @@ def same(got: Any, want: Any, exact: bool = False) -> None:
 
 
 def agrees(fn: Callable[..., Any], args: Sequence[Any], exact: bool = False, strict: bool = True,
-           **kwargs: Any) -> None:
-    """`fn` does the same compiled as in eager, to its arguments too."""
-    theirs, ours = copied(args), copied(args)
-    want, want_grads, want_sharing = outcome(fn, theirs)
-    got, got_grads, got_sharing = outcome(rung(fn, strict, **kwargs), ours)
-    assert got_sharing == want_sharing
-    for a, b in zip([*got, *got_grads, *ours], [*want, *want_grads, *theirs], strict=True):
-        same(a, b, exact)
+           more: Sequence[Sequence[Any]] = (), **kwargs: Any) -> None:
+    """`fn` does the same compiled as in eager, to its arguments too, in this call and in `more`."""
+    run = rung(fn, strict, **kwargs)
+    for given in (args, *more):
+        theirs, ours = copied(given), copied(given)
+        want, want_grads, want_sharing = outcome(fn, theirs)
+        got, got_grads, got_sharing = outcome(run, ours)
+        assert got_sharing == want_sharing
+        for a, b in zip([*got, *got_grads, *ours], [*want, *want_grads, *theirs], strict=True):
+            same(a, b, exact)

@@ -69,6 +69,20 @@ def test_a_table_that_is_read_twice_has_one_gradient() -> None:
     assert ours <= eager - table.weight.nbytes
 
 
+@pytest.mark.report(199)
+def test_the_peak_of_a_chain_is_not_above_eagers() -> None:
+    def chain(x: torch.Tensor) -> torch.Tensor:
+        y = torch.sin(x)
+        z = torch.cos(y) + x
+        del y
+        w = z * z - 1
+        del z
+        return (w.relu() + 1).mean(1)
+    x, none = torch.linspace(-3, 3, 1 << 16).view(64, 1024), nn.Module()
+    eager, ours = (most(lambda fn=fn: fn(x), none) for fn in (chain, rung(chain)))
+    assert ours <= eager
+
+
 # --- after it
 
 class Released:
@@ -93,6 +107,7 @@ def broken(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
     return a.cos(), b.exp() + x
 
 
+@pytest.mark.report(201)
 @pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("fn", [smooth, broken])

@@ -53,10 +53,12 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "a norm": lambda x, w: F.layer_norm(x, (4,)) @ F.softmax(w, 0),
     "nothing that is kept": lambda x, w: (x + w.t()) * 2,
     "an argument of which nothing is kept": lambda x, w: x.view(-1)[2:] + w.sin().view(-1)[2:],
+    "numbers": lambda x, w: (x ** 4).sum() + torch.tanh(w).prod(),
     "the same argument twice": lambda x, w: x * x * x + w.t(),
 }
 
 
+@pytest.mark.report(145)
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_all_orders_are_eagers(name: str, dynamic: bool) -> None:
