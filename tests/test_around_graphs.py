@@ -268,6 +268,33 @@ def test_functions_that_differ_in_a_constant() -> None:
 
 
 @pytest.mark.report(189)
+def _sorted(x: torch.Tensor) -> Any:
+    return x.sort().values.reshape(12, 4).clone(), x * 2
+
+
+def _columns(x: torch.Tensor) -> Any:
+    y = torch.exp(x.transpose(1, 2) * 3)
+    return y, (y * y).sum(1)
+
+
+@pytest.mark.parametrize("fn", [_sorted, _columns])
+def test_results_can_be_written_to(fn: Callable[..., Any]) -> None:
+    """Autograd forbids writes to one of several views that a call gives, and later ones to a view
+    made without gradients."""
+    x, scale = torch.randn(2, 3, 8, requires_grad=True), torch.ones((), requires_grad=True)
+    for run in (rung(fn), fn):
+        with torch.no_grad():
+            for out in run(x):
+                assert not out._is_view()
+                out.mul_(scale)
+        first, second = run(x)
+        assert not first._is_view() and not second._is_view()
+        first.mul_(scale)
+        if fn is _columns:  # the backward pass needs what was there before
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                second.sum().backward()
+
+
 def test_calls_from_several_threads() -> None:
     run, wrong = rung(lambda x: torch.softmax(x @ x.t(), -1).sum(0)), []
     def work(seed: int) -> None:

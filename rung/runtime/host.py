@@ -332,8 +332,7 @@ class _Host:
         call = f"{run}({', '.join(given)})"
         for new, out in zip(op.results[len(op.updates):], kernel.outs, strict=True):
             same = shape_of(new.type) == shape_of(out.type)
-            call = f"{self.name(new)} = {call}" + (
-                "" if same else f".view({self.tuple(shape_of(new.type))})")
+            call = f"{self.name(new)} = {call if same else self.reshaped(call, new)}"
             self.own(new)
         self.line(call)
         self.rename(op)
@@ -367,9 +366,14 @@ class _Host:
     def view(self, op: Op) -> None:
         (old,) = op.operands()
         if op.result in self.needed:
-            shape = self.tuple(shape_of(op.result.type))
-            self.line(f"{self.name(op.result)} = {self.name(old)}.view({shape})")
+            self.line(f"{self.name(op.result)} = {self.reshaped(self.name(old), op.result)}")
             self.own(op.result)
+
+    def reshaped(self, tensor: str, value: Value) -> str:
+        """A tensor in the shape of `value`. What leaves is no view: autograd forbids writes to
+        some, and nothing else that leaves shares its memory."""
+        data = ".data" if value in self.returned else ""
+        return f"{tensor}.view({self.tuple(shape_of(value.type))}){data}"
 
     def check(self, op: Check) -> None:
         self.line(f"check({self.name(op.value)}, {self.size(op.lo)}, {self.size(op.hi)}, "

@@ -34,7 +34,8 @@ def fit(x: torch.Tensor, shape: Sequence[int], strides: Sequence[int],
         if stride == 0:
             small = small.narrow(dim, 0, min(1, shape[dim]))
     made = torch.empty_strided(small.shape, tuple(strides), dtype=dtype, device=x.device)
-    return made.copy_(small).expand(tuple(shape))
+    made.copy_(small)
+    return made if small is x else made.expand(tuple(shape))
 
 
 def cloned(args: Sequence[Any]) -> list[Any]:

@@ -23,7 +23,7 @@ from rung.core.op import Block, Builder, Func, Op, Value, names_of, walk
 from rung.core.ops import Map, Yield
 from rung.core.rewrite import dead_code
 from rung.core.scalar import SCALARS
-from rung.core.types import DTYPES, F32, F64, TensorType, Type, dtype_of
+from rung.core.types import DTYPES, F32, F64, TensorType, Type, dtype_of, shape_of
 from rung.frontends.torch.activations import ACTIVATIONS
 from rung.frontends.torch.attention import ATTENTION
 from rung.frontends.torch.calls import bind, numbers, overload, schema_of
@@ -260,6 +260,8 @@ class _Lowering:
             exact = self.in_layout(old)
             if self.owner.setdefault(self.root(exact), base) is not base:
                 exact = self._call("aten.clone.default", old, exact)
+            elif base is old and exact in self.roots:  # autograd forbids writes to some views
+                exact = self._call("aten._unsafe_view.default", old, exact, shape_of(old.type))
             self.homes[old] = exact
         return self.homes[old]
 
