@@ -33,6 +33,13 @@ class Benchmark:
     train: bool = False
 
 
+def tiny(quick: bool) -> Built:
+    """The call itself: what it computes takes no time."""
+    import torch
+
+    return lambda x: torch.floor(x) + 1, (torch.randn(8),)
+
+
 def pointwise(quick: bool) -> Built:
     import torch
 
@@ -139,6 +146,7 @@ MODELS = ("bert", "gpt2", "qwen2", "t5", "vit", "resnet", "whisper", "lstm", "mi
 TRAINED = ("gpt2", "resnet", "vit")
 MODELS_GROUP = "models"
 BENCHMARKS = (
+    Benchmark("tiny", "floor(x) + 1, 8 elements", tiny),
     Benchmark("pointwise", "floor(x) + 1, 1024 x 1024", pointwise),
     Benchmark("relu_mm", "relu((x + bias) @ w), 512^3", relu_mm,
               lambda quick: 2 * _mm_size(quick) ** 3),
