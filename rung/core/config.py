@@ -53,6 +53,7 @@ class Settings:
     precision: str = "default"
     keep: Path | None = None
     fresh: bool = False
+    asleep: bool = False
 
     @staticmethod
     def from_environment() -> Settings:
@@ -103,6 +104,8 @@ VARIABLES = (  # a later one of the same setting wins
     Variable("RUNG_KEEP", "keep", "a folder for generated sources and reproducers",
              "sources are not kept",
              _folder),
+    Variable("OMP_WAIT_POLICY", "asleep", "passive: threads sleep while they wait, so that only "
+             "long kernels are shared among them", "they spin", lambda x: x.lower() == "passive"),
 )
 
 

@@ -39,6 +39,7 @@ class Rates:
     cache: float
     flops: dict[str, float] = field(hash=False)
     launch: float = 1e-6
+    fork: float = 0.0  # seconds to start and join a team of threads
 
 
 @dataclass(frozen=True)

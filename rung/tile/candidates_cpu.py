@@ -114,7 +114,7 @@ def _weights(shape: Shape) -> dict[str, float]:
 def _axis_lines(shape: Shape, vectors: dict[str, int], machine: Machine
                 ) -> Iterator[tuple[AxisLine, ...]]:
     for tile in _tiles(shape, vectors, machine):
-        for shared, teams in _shares(shape, machine.cores):
+        for shared, teams in _shares(shape, machine):
             for order in _orders(shape, vectors):
                 yield _lines(shape, vectors, tile, shared, order, teams)
             if shape.reduced and not teams and _few_rows(shape, vectors):
@@ -179,23 +179,27 @@ def _fits(shape: Shape, axis: str, vectors: dict[str, int], copies: int) -> bool
     return copies == 1 or shape.sizes[axis] >= vectors.get(axis, 1) * copies
 
 
-def _shares(shape: Shape, cores: int) -> Iterator[tuple[str | None, int]]:
+def _shares(shape: Shape, machine: Machine) -> Iterator[tuple[str | None, int]]:
     """The axis that cores share, one that no fold runs over, and into how many parts (0: as many
-    as there are steps). One part on one core is still a loop to keep values in."""
+    as there are steps). One part on one core is still a loop to keep values in. A core alone is
+    worth pricing where it could be done by the time that others have started."""
     able = [a for a in shape.free if a not in shape.reduced and shape.sizes[a] > 1]
     folds = [op for op in shape.kernel.body.ops if isinstance(op, loop.Fold | loop.Contract)]
     nests = [set(nest_of(op)) for op in shape.kernel.body.ops
              if isinstance(op, loop.Fold | loop.Contract | loop.Store)]
     best = [a for a in able if all(a in n for n in nests)] or able
-    if shape.points < SHARE or cores == 1:
+    cores, rates = machine.cores, machine.rates
+    least = max(SHARE, rates.fork * rates.flops["f32"] / 2)  # an FMA a point
+    if alone := shape.points < least or cores == 1:
         yield None, 0
         yield from ((a, 1) for a in best[:1] if len(folds) > 1 and _known(shape, a))
+    if shape.points < SHARE or cores == 1:
         return
     for axis in best[:2]:
         yield axis, 0
         if _known(shape, axis):
             yield axis, cores
-    if not best:
+    if not best and not alone:
         yield None, 0
 
 
@@ -221,8 +225,9 @@ def _lines(shape: Shape, vectors: dict[str, int], tile: dict[str, int], shared: 
 def _column_first(shape: Shape, vectors: dict[str, int], tile: dict[str, int],
                   shared: str | None, cores: int) -> Iterator[tuple[AxisLine, ...]]:
     """Reduced axes outside: the input streams by rows, the accumulators wait in an array, where
-    several rows at once find them."""
-    if any(a in vectors for a in shape.reduced):
+    several rows at once find them. A scan has its own loop inside of all others."""
+    if any(a in vectors for a in shape.reduced) or any(
+            isinstance(op, loop.Scan) for op in shape.kernel.body.ops):
         return
     extents = loop.extents_of(shape.kernel)
     split = shared is not None and cores > 1 and extents[shared].const_value is not None

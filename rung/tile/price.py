@@ -32,7 +32,6 @@ LATENCY = 8.0  # vector operations that could start while one result is awaited
 ATOM = 16.0  # how many vector operations a matrix instruction replaces in the same time
 LOOP = 2.0  # what one more step of a loop costs, in vector operations
 PAGE = 3072  # bytes; a walk of longer steps misses the TLB and the prefetcher each time
-FORK = 5e-6  # seconds to start and join a team of threads
 DEFAULT_SIZE = 64  # what a symbolic size is taken to be without a hint
 
 
@@ -92,7 +91,8 @@ class _Pricing:
         compute = spread * self._slot() / self._busy()
         traffic = tuple(self._traffic(cores))
         seconds = max(compute, *(t for _, t in traffic)) + 0.3 * compute
-        start = self.machine.rates.launch + (FORK if cores > 1 else 0)
+        rates = self.machine.rates
+        start = rates.launch + (rates.fork if cores > 1 else 0.0)
         return Price(seconds + start, compute, traffic, alone / spread)
 
     def _slot(self) -> float:

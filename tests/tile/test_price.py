@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
+import pytest
+
+from rung.core.config import Settings
 from rung.core.op import Func
 from rung.core.parse import parse_module
 from rung.loop import ir as loop
+from rung.targets.base import target
 from rung.targets.cpu.libraries import LIBRARIES
-from rung.targets.cpu.machine import AVX512
+from rung.targets.cpu.machine import ASLEEP, AVX512
 from rung.tile.candidates_cpu import candidates
 from rung.tile.choose import choose, estimate
 from rung.tile.mapping import parse_mapping
@@ -86,3 +91,31 @@ def test_what_each_core_reads_shares_the_cache_of_all() -> None:
     seconds = [dict(price(func, func.attr("mapping"), replace(AVX512, cores=n)).traffic)["dram"]
                for n in (1, 2)]
     assert 1.8 * seconds[1] > 1.2 * seconds[0]  # they have 1.8 times the bandwidth of one
+
+
+LINEAR = """
+kernel linear(x: f32[32,{n}], w: f32[{n},{n}]) -> y: f32[32,{n}]
+  mm = contract add mul x[i,k], w[j,k] over k {n} : f32 over i,j acc f32
+  y[i,j] = relu(mm)
+"""
+
+
+@pytest.mark.parametrize("fork", [AVX512.rates.fork, ASLEEP])
+def test_small_matrices_stay_on_one_core_and_out_of_libraries(fork: float) -> None:
+    """What a call of a library costs the host, and what it costs to wake threads."""
+    machine = replace(AVX512, cores=2, rates=replace(AVX512.rates, fork=fork))
+    small, large = (choose(kernel(LINEAR.format(n=n)), machine, candidates, {}, LIBRARIES)
+                    for n in (64, 2048))
+    assert small.price.cores == 1 and small.lowered is not None
+    assert large.library is not None
+    middle = choose(kernel(LINEAR.format(n=160)), machine, candidates).price
+    assert (middle.cores > 1) is (fork < ASLEEP)
+
+
+def test_threads_that_sleep_are_dear_to_wake(settings: Callable[..., None]) -> None:
+    assert Settings.read({"OMP_WAIT_POLICY": "passive"}).asleep
+    assert not Settings.read({"OMP_WAIT_POLICY": "ACTIVE"}).asleep
+    settings(asleep=False)
+    awake = target("cpu.avx512").machine.rates.fork
+    settings(asleep=True)
+    assert target("cpu.avx512").machine.rates.fork == ASLEEP > awake

@@ -2,13 +2,15 @@
 
 Shares of the peak were measured on a Zen 5 core: MKL 0.40 in fp32, oneDNN 0.78 in fp32 and 0.92 of
 the bf16 peak, which is 1.83 times that of fp32. One row is bound by memory, and torch streams a
-bf16 matrix at a third of the bandwidth.
+bf16 matrix at a third of the bandwidth. `dispatch` is the host's part: what a call takes whose
+matrices are tiny.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
+from operator import itemgetter
 
 import torch
 
@@ -20,11 +22,11 @@ from rung.targets.cpu.machine import features
 from rung.tile.atoms import Library, Matmul, Operand
 from rung.tile.price import known
 
-DISPATCH = 3e-6  # seconds that one library call costs the host
 SKINNY = 8  # rows below which a library's matmul is bound by how it streams the matrix
 
 
-def _seconds(share: float) -> Callable[[Matmul, Func, Machine, Mapping[str, int]], float]:
+def _seconds(share: float, dispatch: float
+             ) -> Callable[[Matmul, Func, Machine, Mapping[str, int]], float]:
     def seconds(mm: Matmul, kernel: Func, machine: Machine, hints: Mapping[str, int]) -> float:
         batch, m, n, k = mm.sizes(kernel, hints)
         peak = machine.rates.flops["f32"] * machine.cores
@@ -33,7 +35,8 @@ def _seconds(share: float) -> Callable[[Matmul, Func, Machine, Mapping[str, int]
         bytes_ = mm.dtype.bytes * batch * (m * k + k * n + m * n)
         stream = machine.rates.memory * (0.35 if mm.dtype == BF16 and m < SKINNY else 0.9)
         work = 2.0 * batch * m * n * k / (peak * share) if m >= SKINNY else 0.0
-        return max(work, bytes_ / stream) + DISPATCH
+        fork = machine.rates.fork if machine.cores > 1 else 0.0
+        return max(work, bytes_ / stream) + dispatch + fork
 
     return seconds
 
@@ -52,8 +55,8 @@ def _fits_linear(mm: Matmul) -> bool:
     return plain and mm.dtype == F32 and _has_onednn()
 
 
-LIBRARIES = (Library("aten.matmul", _fits_aten, _seconds(0.40)),
-             Library("onednn.linear", _fits_linear, _seconds(0.78)))
+LIBRARIES = (Library("aten.matmul", _fits_aten, _seconds(0.40, 5e-6)),
+             Library("onednn.linear", _fits_linear, _seconds(0.78, 18e-6)))
 
 
 ATTENTION = "aten._scaled_dot_product_flash_attention_for_cpu.default"
@@ -81,28 +84,53 @@ def keeps_call(call: str, operands: Sequence[Type], hints: Mapping[str, int]) ->
     return first.dtype != BF16 or queries >= HALF_QUERIES
 
 
-def _whole(at: Mapping[str, torch.Tensor], x: Operand) -> torch.Tensor:
-    """A view of an operand without the dimensions of size 1 that no axis runs along."""
-    tensor = at[x.buffer.name]
-    return tensor[tuple(slice(None) if n in x.dims else 0 for n in range(tensor.dim()))]
+def matmul(name: str, mm: Matmul, names: Sequence[str]) -> Callable[..., torch.Tensor]:
+    """What runs the matmul on tensors given in the order of `names`, the kernel's parameters; it
+    makes the output, or computes it in its own memory if that is given."""
+    a, b, out = (_taken(x, names) for x in (mm.a, mm.b, mm.out))
+    bias = _taken(mm.bias, names) if mm.bias else None
+    make = _matmul(name, mm)
+    spread = _subscript(mm.out, None)
+    result = names.index(mm.out.buffer.name)
+
+    def run(*tensors: torch.Tensor) -> torch.Tensor:
+        made = make(a(tensors), b(tensors), bias(tensors) if bias else None,
+                    out(tensors) if len(tensors) > result else None)
+        return made[spread] if spread else made
+
+    return run
 
 
-def run(name: str, mm: Matmul, at: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The matmul of tensors by parameter name; in the output's own memory if that is among them."""
-    a, b = _whole(at, mm.a), _whole(at, mm.b)
-    out = _whole(at, mm.out) if mm.out.buffer.name in at else None
-    made = _matmul(name, mm, a, b, _whole(at, mm.bias) if mm.bias else None, out)
-    rank = len(shape_of(mm.out.buffer.type))
-    return made[tuple(slice(None) if n in mm.out.dims else None for n in range(rank))]
+def _subscript(x: Operand, one: int | None) -> tuple[slice | int | None, ...]:
+    """Takes all along the dimensions that axes run along, `one` for the others, which have size 1;
+    empty where there are none of those."""
+    rank = len(shape_of(x.buffer.type))
+    if len(x.dims) == rank:
+        return ()
+    return tuple(slice(None) if n in x.dims else one for n in range(rank))
 
 
-def _matmul(name: str, mm: Matmul, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None,
-            out: torch.Tensor | None) -> torch.Tensor:
+def _taken(x: Operand, names: Sequence[str]) -> Callable[[Sequence[torch.Tensor]], torch.Tensor]:
+    """Takes an operand from the tensors, without its dimensions of size 1."""
+    place, subscript = names.index(x.buffer.name), _subscript(x, 0)
+    return (lambda tensors: tensors[place][subscript]) if subscript else itemgetter(place)
+
+
+def _matmul(name: str, mm: Matmul) -> Callable[..., torch.Tensor]:
+    """Of a, b, the bias and the output's memory, the last two or None."""
     if name == "onednn.linear":
-        made: torch.Tensor = torch.ops.mkldnn._linear_pointwise(a, b, bias, mm.post, [], "")
-        return made if out is None else out.copy_(made)
-    a = a if mm.a.axes[-1] == mm.k else a.transpose(-1, -2)
-    b = b if mm.b.axes[-1] == mm.n else b.transpose(-1, -2)
-    if bias is not None:
-        return torch.addmm(bias, a, b, out=out)
-    return torch.bmm(a, b, out=out) if mm.batch else torch.mm(a, b, out=out)
+        linear, post = torch.ops.mkldnn._linear_pointwise.default, mm.post
+        return lambda a, b, bias, out: _into(out, linear(a, b, bias, post, [], ""))
+    turn_a, turn_b = mm.a.axes[-1] != mm.k, mm.b.axes[-1] != mm.n
+    product = torch.bmm if mm.batch else torch.mm
+
+    def run(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None,
+            out: torch.Tensor | None) -> torch.Tensor:
+        a, b = a.mT if turn_a else a, b.mT if turn_b else b
+        return product(a, b, out=out) if bias is None else torch.addmm(bias, a, b, out=out)
+
+    return run
+
+
+def _into(out: torch.Tensor | None, made: torch.Tensor) -> torch.Tensor:
+    return made if out is None else out.copy_(made)

@@ -20,7 +20,7 @@ SPACES = (Space("l1", 48 << 10, 400e9, "core"), Space("l2", 1 << 20, 164e9, "cor
 def _machine(name: str, lanes: int, registers: int, scale: float) -> Machine:
     flops = {"f32": 272e9 * scale, "f64": 136e9 * scale, "i64": 34e9 * scale,
              "i32": 136e9 * scale}
-    rates = Rates(37e9, 164e9, flops, 2e-6)
+    rates = Rates(37e9, 164e9, flops, 2e-6, 5e-6)
     return Machine(name, LEVELS, SPACES, rates, lanes, registers, ("mov", "pack"), ("fma",))
 
 
@@ -45,6 +45,9 @@ def features() -> frozenset[str]:
         return frozenset()
     found = next((x for x in lines if x.startswith("flags")), "")
     return frozenset(found.partition(":")[2].split())
+
+
+ASLEEP = 40e-6  # seconds of a fork whose threads wait asleep and must be woken
 
 
 def host() -> Machine:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from rung.core.config import Settings
 from rung.core.errors import LaunchError
 from rung.core.machine import Machine
 from rung.core.op import Func
@@ -18,8 +19,8 @@ from rung.targets.base import Launch, Signature, Stretch, Target, buffers_of, sy
 from rung.targets.cpu import glue
 from rung.targets.cpu.build import build, command_for, folder, is_whole, version
 from rung.targets.cpu.emit import emit, emit_units
-from rung.targets.cpu.libraries import LIBRARIES, keeps_call, run
-from rung.targets.cpu.machine import MACHINES, NEEDS, features, host
+from rung.targets.cpu.libraries import LIBRARIES, keeps_call, matmul
+from rung.targets.cpu.machine import ASLEEP, MACHINES, NEEDS, features, host
 from rung.tile.atoms import Library, match_matmul
 from rung.tile.candidates_cpu import candidates
 from rung.tile.mapping import Mapping as TileMapping
@@ -71,18 +72,21 @@ class Cpu(Target):
         mapping: TileMapping = kernel.attr("mapping")
         mm = match_matmul(kernel.with_attr("mapping", None))
         assert mm is not None
-        (use,), names = mapping.uses, [v.name for v in buffers_of(kernel)]
-
-        return lambda *tensors: run(use.atom, mm, dict(zip(names, tensors, strict=False)))
+        (use,) = mapping.uses
+        return matmul(use.atom, mm, [v.name for v in buffers_of(kernel)])
 
 
 def target(name: str) -> Cpu:
     """The target of a name in `base.TARGETS`; `cpu` is the widest that runs here.
 
     Prices count on as many cores as torch has threads now; kernels run with what it has then.
+    Threads that wait asleep make a fork dear.
     """
     machine = host() if name == "cpu" else MACHINES[name]
-    return Cpu(machine.name, replace(machine, cores=torch.get_num_threads()))
+    rates = machine.rates
+    if Settings.from_environment().asleep:
+        rates = replace(rates, fork=ASLEEP)
+    return Cpu(machine.name, replace(machine, cores=torch.get_num_threads(), rates=rates))
 
 
 class NativeStretch:
