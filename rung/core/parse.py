@@ -208,7 +208,8 @@ class Parser(Cursor):
         return self.builder.one(Const(number, dtype or DTYPES[PLAIN[type(number)]]))
 
     def _call(self, name: str) -> Value:
-        at_number = self.tokens[self.at + 1][2] == "num" or self.peek(1) == "-"
+        number = self.at + 1 + (self.peek(1) == "-")  # alone, it is a constant
+        at_number = self.tokens[number][2] == "num" and self.tokens[number + 1][1] == ")"
         dtype = DTYPES.get(name.removeprefix("round_"))
         if name == "index":
             expr, lanes = self.enclosed("()", lambda: (self.expr(), self._lanes()))

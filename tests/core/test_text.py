@@ -115,6 +115,15 @@ def test_the_cast_of_a_constant_is_no_constant(implicit: bool) -> None:
     assert cast.implicit == implicit and cast.dtype == BF16
 
 
+@pytest.mark.parametrize("value", [1.0, -1.0])
+def test_the_cast_of_a_sum_that_begins_with_a_number(value: float) -> None:
+    build = Builder()
+    less = build.one(Map("sub", (build.one(Const(value, F32)), build.one(Const(0.1, F32)))))
+    func = kernel_of(build, build.one(Cast(less, BF16)))
+    assert str(parse(str(func))) == str(func)
+    assert isinstance(parse(str(func)).body.ops[-2], Cast)
+
+
 def test_infix_keeps_its_order() -> None:
     for left, right in [("sub", "sub"), ("sub", "add"), ("div", "mul"), ("mul", "add"),
                         ("add", "mul"), ("mul", "div")]:
