@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import product
 
 import pytest
 import torch
@@ -35,6 +36,7 @@ from rung.frontends.torch.pointwise import POINTWISE
 TARGETS = [t for schema in (*POINTWISE, *FUNCTIONS, *ACTIVATIONS) if schema_of(
     t := target_of(schema))]
 NUMBERS = (2, -0.5, 1.7)  # for each argument that is a number
+OPTIONAL = (None, 1e-6, 0.3, -0.5)  # for each argument that may be one
 QUICK = {BF16, I64}
 CANCELS = {"lerp", "logaddexp", "logaddexp2", "gelu_backward", "mish_backward"}
 """Their errors are of the size of what cancels, not of what is left."""
@@ -77,13 +79,15 @@ def calls(target: str, dtype: torch.dtype) -> Iterator[Case]:
     tensors = [a for a in arguments if str(a.type) == "Tensor"]
     free = [a for a in arguments if a not in tensors and not a.has_default_value()]
     made = grid([BOOL if a.name in ("condition", "mask") else dtype for a in tensors])
+    optional = [a for a in arguments if str(a.type) in ("Optional[number]", "Optional[float]")]
     scalars = any(str(a.type) in ("number", "Scalar", "float") for a in free)
-    for number in NUMBERS if scalars else (2,):
+    for number, chosen in product(NUMBERS if scalars else (2,), OPTIONAL if optional else (2,)):
         for tame in (lambda x: x, lambda x: torch.where((x == 0) | (x == -1), 3, x).to(x.dtype),
                      lambda x: torch.where(x <= 0, 3, x).to(x.dtype)):
             given = {a.name: x if n == 0 else tame(x) for n, (a, x) in enumerate(
                 zip(tensors, made, strict=True))}
             given |= {a.name: number if str(a.type) != "bool" else False for a in free}
+            given |= {a.name: chosen for a in optional}
             c = Case(target, (), named=tuple(given.items()))
             try:
                 overload(target)(**given)

@@ -14,7 +14,6 @@ from rung.frontends.torch.emit import Emit
 from rung.frontends.torch.formulas import (
     Body,
     Term,
-    clamp,
     copysign,
     eq,
     equation,
@@ -31,6 +30,7 @@ from rung.frontends.torch.formulas import (
     predicate,
     sin,
     sqrt,
+    terms,
     trunc,
     where,
 )
@@ -135,16 +135,28 @@ def entropy(x: Term) -> Term:
     return where(x > 0, -x * log(x), where(eq(x, 0), 0, where(x < 0, -math.inf, x)))
 
 
-def logit(x: Term, eps: float | None) -> Term:
-    z = x if eps is None else clamp(x, eps, 1 - eps)
-    return log(z / (1 - z))
+def logit(e: Emit, x: Value, eps: float | None) -> Value:
+    """The log of the odds; torch rounds each step, and the bounds, to the type of the tensor."""
+    z, = terms(e, e.dtype, (x,))
+    if eps is not None and eps >= 0:
+        low, high = within(z, eps, e.dtype)
+        z = where(z < low, low, where(z > high, high, z))
+    return e.finish(log((z / (1 - z).rounded(e.dtype)).rounded(e.dtype)).value)
 
 
-def logit_backward(grad: Term, x: Term, eps: float | None) -> Term:
-    slope = grad / (x * (1 - x))
-    if eps is None:
-        return where((x < 0) | (x > 1), math.nan, slope)
-    return where((x >= eps) & (x <= 1 - eps), slope, 0)
+def logit_backward(e: Emit, grad: Value, x: Value, eps: float | None) -> Value:
+    g, z = terms(e, e.dtype, (grad, x))
+    slope = g / (z * (1 - z).rounded(e.dtype)).rounded(e.dtype)
+    if eps is None or eps < 0:
+        return e.finish(where((z < 0) | (z > 1), math.nan, slope).value)
+    low, high = within(z, eps, e.dtype)
+    return e.finish(where((z >= low) & (z <= high), slope, 0).value)
+
+
+def within(x: Term, eps: float, dtype: DType) -> tuple[Term, Term]:
+    """`eps` and 1 - `eps`, as `dtype` holds them."""
+    low = x.of(eps).rounded(dtype)
+    return low, (1 - low).rounded(dtype)
 
 
 # --- others
@@ -191,8 +203,6 @@ FORMULAS: dict[str, Callable[..., Term]] = {
     "logaddexp(Tensor self, Tensor other)": logaddexp,
     "logaddexp2(Tensor self, Tensor other)": logaddexp2,
     "special_entr(Tensor self)": entropy,
-    "logit(Tensor self, float? eps=None)": logit,
-    "logit_backward(Tensor grad_output, Tensor self, float? eps=None)": logit_backward,
     "sinc(Tensor self)": sinc,
     "erfinv(Tensor self)": erfinv,
 }
@@ -204,6 +214,8 @@ BUILDS: dict[str, Body] = {
     **{f"{fn}(Tensor self, Tensor other)": binary(fn) for fn in ("atan2", "hypot")},
     **{schema: formula(write) for schema, write in FORMULAS.items()},
     **{f"{fn}(Tensor self)": sign for fn in ("sign", "sgn")},
+    "logit(Tensor self, float? eps=None)": logit,
+    "logit_backward(Tensor grad_output, Tensor self, float? eps=None)": logit_backward,
     "signbit(Tensor self)": lambda e, x: (
         of_floats(signbit) if dtype_of(x.type) is BOOL else predicate(signbit))(e, x),
     "isnan(Tensor self)": of_floats(isnan),
