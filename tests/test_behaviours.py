@@ -672,6 +672,12 @@ RAISES: Rows = {
         "fill with": lambda x: x.masked_fill(x > 0, -1e9), "be a bound": lambda x: x.clamp(max=1e9),
         "make a tensor of": lambda x: torch.full_like(x, 1e9) + x, "raise to": lambda x: x ** 1e9,
         "choose": lambda x: torch.where(x.float() > 0, x.float(), 1e300)}.items()},
+    **{f"bytes {name}": (fn, lambda: [torch.ones(3, dtype=torch.uint8)]) for name, fn in {
+        "with a negative edge": lambda x: F.pad(x, (1, 1), value=-1),
+        "taken from true": lambda x: True - x,
+        "less true": lambda x: x - True, "less a bool": lambda x: x - torch.tensor(True),
+        "times true": lambda x: torch.add(x, x, alpha=True)}.items()},
+    "bools times a number": (lambda x: torch.add(x, x, alpha=1.0), lambda: [torch.tensor([True])]),
 }
 
 

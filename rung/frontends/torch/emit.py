@@ -101,7 +101,7 @@ class Emit:
             if math.isfinite(x) and abs(x) > torch.finfo(DTYPES[dtype]).max:
                 raise Unsupported(f"{x} as {dtype}")  # many of torch's kernels raise
             return float(x)
-        if not math.isfinite(x) or int(x) != x or not _fits(int(x), dtype):
+        if not math.isfinite(x) or int(x) != x or not _fits(x, dtype):
             raise Unsupported(f"{x} as {dtype}")
         return int(x) % 256 if dtype is U8 else int(x)
 
@@ -214,10 +214,10 @@ class Emit:
                         if less else known)
 
 
-def _fits(x: int, dtype: DType) -> bool:
-    """Whether torch takes the number without an error; a negative one wraps as u8."""
+def _fits(x: Number, dtype: DType) -> bool:
+    """Whether torch takes the number without an error; a negative integer wraps as u8."""
     if dtype is U8:
-        return -256 < x < 256
+        return (0 if isinstance(x, float) else -255) <= x < 256
     return -(1 << (dtype.bits - 1)) <= x < 1 << (dtype.bits - 1)
 
 

@@ -94,8 +94,16 @@ def bitwise(fn: str) -> Body:
 # --- arithmetic
 
 def scaled(fn: str) -> Body:
-    """x + alpha * y or x - alpha * y, rounded once for floats."""
+    """x + alpha * y or x - alpha * y, rounded once for floats.
+
+    What torch refuses is refused: bools in a subtraction, and a factor of another kind of type.
+    """
     def build(e: Emit, x: Operand, y: Operand, alpha: Number) -> Value:
+        if fn == "sub" and BOOL in (promote(x, x), promote(y, y)):
+            raise Unsupported("a bool in a subtraction")
+        factor = promote(alpha, alpha)
+        if factor is BOOL is not e.dtype or (factor.is_float and not e.dtype.is_float):
+            raise Unsupported(f"a factor of {factor} for {e.dtype}")
         if alpha == 1:
             return binary(fn, bools="or" if fn == "add" else "")(e, x, y)
         if e.dtype is BOOL:
