@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from rung.core import origins
 from rung.core.op import Block, Builder, Effect, Func, Op, Value, attributes, names_of, walk
@@ -78,14 +77,16 @@ def merge_equal(func: Func, classes: tuple[type[Op], ...] = (Op,),
 
     Two that both give a value of `apart` stay two.
     """
-    seen: dict[Any, Op] = {}
+    seen: dict[Hashable, Op] = {}
+    loads: list[Hashable] = []  # keys in `seen` of what the next effect may change
     values: dict[Value, Value] = {}
     kept: list[Op] = []
     for old in func.body.ops:
         op = old.map(values)
         key = (type(op), tuple(hashable(x) for _, x in attributes(op)))
         if not is_pure(op):
-            seen = {k: x for k, x in seen.items() if not isinstance(x, LoadBase) or x.on_entry}
+            while loads:
+                seen.pop(loads.pop(), None)
         if not is_pure(op) or op.blocks() or not isinstance(op, classes):
             kept.append(op)
         elif key in seen and not (any(r in apart for r in old.results)
@@ -95,6 +96,8 @@ def merge_equal(func: Func, classes: tuple[type[Op], ...] = (Op,),
         else:
             seen[key] = op
             kept.append(op)
+            if isinstance(op, LoadBase) and not op.on_entry:
+                loads.append(key)
     return func if not values else func.with_ops(kept)
 
 

@@ -305,12 +305,14 @@ class _Fusion(Graph):
 
     def late(self, n: int, c: int) -> bool:
         """Whether `n`, kept by `c`, would come after a reader, or `c` before what guards it."""
-        return self.between(n, c) or n in self.before_checks()
+        return c in self.between(n, c) or n in self.before_checks()
 
     def apply(self, plan: Plan) -> None:
         trace.emit("fired", "fuse", f"{plan.olds[0].func.name} {plan.mode} "
                    f"{plan.olds[1].func.name}", f"gains {plan.gain * 1e6:.2f} us",
                    values=() if plan.mode == "keep" else plan.olds[0].results)
+        if plan.mode == "keep":
+            self.keep(plan.producer, *plan.consumers)
         self.drop(plan.producer)
         for c, piece in zip(plan.consumers, plan.fused, strict=True):
             origins.derive(piece.results, plan.olds[0].results)

@@ -17,17 +17,23 @@ from rung.program.ir import Check, KernelCall, Module, Write
 
 
 class Graph:
-    """`epoch` counts the writes to parameters before a node; `later` is the effect after one."""
+    """`epoch` counts the writes to parameters before a node; `later` is the effect after one.
+
+    `place` orders the nodes so that each is after what it reads: what moves behind a node gets that
+    node's place and more.
+    """
 
     def __init__(self, ops: Iterable[Op], kernels: dict[str, Func]):
         self.nodes: dict[int, Op | Piece] = {}
         self.epoch: dict[int, int] = {}
+        self.place: dict[int, tuple[int, ...]] = {}
+        self.moves = 0
         self.maker: dict[Value, int] = {}
         self.readers: dict[Value, set[int]] = {}
         epoch = 0
         for n, op in enumerate(ops):
             epoch += isinstance(op, Write)
-            self.epoch[n] = epoch
+            self.epoch[n], self.place[n] = epoch, (n,)
             self.put(n, _piece(op, kernels) if isinstance(op, KernelCall) else op)
         self.checks = [n for n, node in self.nodes.items() if isinstance(node, Check)]
         self.later = dict(pairwise(n for n, node in self.nodes.items()
@@ -58,18 +64,23 @@ class Graph:
         return {n} | {m for v in inputs(self.nodes[n])
                       if (m := self.maker.get(v)) is not None and m in self.nodes}
 
-    def between(self, n: int, c: int) -> bool:
-        """Whether some reader of `n` other than `c` leads to `c`, by values or effects' order."""
-        stack = [r for r in self.users(n) if r != c]
+    def between(self, n: int, c: int) -> set[int]:
+        """Up to the place of `c`, the readers of `n` other than `c`, and where they lead to by
+        values or effects' order: `c` too, where one does."""
+        stack, last = [r for r in self.users(n) if r != c], self.place[c]
         seen: set[int] = set()
         while stack:
             at = stack.pop()
-            if at == c:
-                return True
-            if at not in seen:
+            if at not in seen and self.place[at] <= last:
                 seen.add(at)
                 stack += [*self.users(at), self.later.get(at, at)]
-        return False
+        return seen
+
+    def keep(self, n: int, c: int) -> None:
+        """Give what reads `n` a place after `c`, which is about to make what `n` does."""
+        self.moves -= 1  # before what moved there earlier, which may read it
+        for m in self.between(n, c):
+            self.place[m] = (*self.place[c], self.moves, *self.place[m])
 
     def before_checks(self) -> set[int]:
         """The nodes that some check waits for."""
@@ -88,16 +99,19 @@ class Graph:
         """What each node comes after: the makers of what it reads; before an update, the value's
         readers; effects and writes of parameters keep their order."""
         waits: dict[int, set[int]] = {}
-        writes = list[int]()
+        write: dict[int, int] = {self.epoch[n]: n for n, node in self.nodes.items()
+                                 if isinstance(node, Write)}
+        since: dict[int, list[int]] = {}
+        for n in self.nodes:
+            since.setdefault(self.epoch[n], []).append(n)
         for n in sorted(self.nodes):
             node = self.nodes[n]
             waits[n] = {self.maker[v] for v in inputs(node) if v in self.maker}
             if isinstance(node, Piece):
                 waits[n] |= {r for v in node.updates for r in self.readers[v]}
-            if isinstance(node, Write):
-                waits[n] |= {m for m in self.nodes if self.epoch[m] < self.epoch[n]}
-                writes.append(n)
-            waits[n] |= {w for w in writes if self.epoch[w] <= self.epoch[n]}
+            epoch = self.epoch[n]  # an earlier write has waited for what is before it
+            waits[n].update(since.get(epoch - 1, ()) if write.get(epoch) == n else
+                            {write[epoch]} if epoch else ())
             waits[n].discard(n)
         for n, late in self.later.items():
             waits[late].add(n)

@@ -185,12 +185,9 @@ class _Siblings(Graph):
 
     def __init__(self, ops: Iterable[Op], kernels: dict[str, Func], price: Price, settle: Settle,
                  memo: Memo):
+        """Find what each node needs, as a set of bits, and what some check needs."""
         super().__init__(ops, kernels)
         self.price, self.settle, self.memo = price, settle, memo
-        self.order()
-
-    def order(self) -> None:
-        """Find what each node needs, as a set of bits, and what some check needs."""
         waits = self.waits()
         self.before: dict[int, int] = {}
         for n in sort(waits):
@@ -215,12 +212,22 @@ class _Siblings(Graph):
                 grown.append((group, joined))
         for nodes, piece in reversed(grown):
             if self.pays(nodes, piece):
-                for c in nodes:
-                    self.drop(c)
-                self.put(nodes[-1], piece)
-                self.order()
+                self.replace(nodes, piece)
                 return True
         return False
+
+    def replace(self, group: list[int], piece: Piece) -> None:
+        """Put `piece` in place of a group: what needs one of them needs all that they need."""
+        for c in group:
+            self.drop(c)
+        self.put(group[-1], piece)
+        members = reduce(or_, (1 << n for n in group))
+        needed = reduce(or_, (self.before[n] for n in group))
+        for n in self.nodes:
+            if self.before[n] & members:
+                self.before[n] |= needed
+        if self.checked & members:
+            self.checked |= needed
 
     def partners(self, n: int) -> list[int]:
         """Later kernels that read what `n` reads."""

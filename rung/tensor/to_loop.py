@@ -59,9 +59,15 @@ class _Lowering:
         ops: list[Op] = []
         names = Names([v.name for op in func.body.ops for v in op.results])
         self.made = {r: op for op in func.body.ops for r in op.results}
+        readers: dict[Value, list[Value]] = {op.dst: [] for op in func.body.ops
+                                             if isinstance(op, Write)}
+        for v, maker in self.made.items():
+            for x in readers.keys() & maker.operands():
+                readers[x].append(v)
         for op in func.body.ops:
             if isinstance(op, Write):  # later readers must not read the parameter in its new state
-                self.made = {v: x for v, x in self.made.items() if op.dst not in x.operands()}
+                for v in readers[op.dst]:
+                    self.made.pop(v, None)
             if isinstance(op, Composite):
                 raise LoweringError(f"the composite {op.target} is neither opened nor a call")
             if isinstance(op, LOWERED) and isinstance(op.result.type, TensorType):

@@ -95,6 +95,11 @@ class _Lowering:
         self.centres = set(centres(func.body.ops))
         self.homes: dict[Value, Value] = {}
         self.roots: dict[Value, Value] = {}  # of what torch's own views make: what they view
+        self.inside: dict[Value, dict[Value, None]] = {}  # olds that may lie in another value
+        self.bases: dict[Value, Value] = {}
+        self.last: dict[Value, int] = {}  # the last op that reads a value, or a view of it
+        for n, op in enumerate(func.body.ops):
+            self.last.update((w, n) for v in op.operands() for w in (self.base(v), v))
         self.shared = Counter(map(self.base, set(func.body.last.operands())))
 
     def run(self) -> Func:
@@ -103,7 +108,7 @@ class _Lowering:
             if isinstance(op, Call) and self.lowered(op):
                 continue
             if isinstance(op, Write):
-                self.save(op.dst, ops[n + 1:])
+                self.save(op.dst, n)
             if isinstance(op, Call | Apply):
                 op = op.map({v: self.operand(op, v) for v in op.operands()})
                 self.note_view(op)
@@ -136,8 +141,9 @@ class _Lowering:
             self.builder.ops.append(op)
             for part in walk(Block((), (op,))):
                 origins.derive(part.results, call.results)
-        self.new.update((old, names.get(v, v)) for old, v in
-                        zip(call.results, values, strict=True))
+        for old, v in zip(call.results, values, strict=True):
+            self.new[old] = names.get(v, v)
+            self.note_inside(old, self.new[old])
         return True
 
     def entry(self, call: Call) -> Entry:
@@ -187,17 +193,25 @@ class _Lowering:
     def note_view(self, op: Op) -> None:
         if is_view(op):
             self.roots.update((r, op.operands()[0]) for r in op.results)
+            for r in op.results:
+                self.note_inside(r, r)
+
+    def note_inside(self, old: Value, value: Value) -> None:
+        """Note that `value` became of `old`, where another value or a parameter is under it."""
+        root = self.root(value)
+        if root is not old:
+            self.inside.setdefault(root, {})[old] = None
 
     def operand(self, op: Op, old: Value) -> Value:
         """What a call that stays reads: some find their way in the storage by themselves."""
         storage = isinstance(op, Call) and op.target in STORAGE and old is op.operands()[0]
         return self.replayed(old) if storage else self.in_layout(old)
 
-    def save(self, written: Value, later: Sequence[Op]) -> None:
-        """Copy what is memory of its own to torch, and `written` here, before that changes."""
-        used = dict.fromkeys(v for op in later for v in op.operands())
-        for old in dict.fromkeys(w for v in used for w in (self.base(v), v)):
-            if self.base(old) is written:
+    def save(self, written: Value, at: int) -> None:
+        """Copy what is memory of its own to torch, and `written` here, before op `at` changes it:
+        what is still read."""
+        for old in tuple(self.inside.get(written, ())):
+            if self.last.get(old, at) <= at or self.base(old) is written:
                 continue
             if self.root(self.new.get(old, old)) is written:
                 self.new[old] = self._call("aten.clone.default", old, self.in_layout(old))
@@ -243,6 +257,8 @@ class _Lowering:
         values = tuple(replace(r, name=self.builder.names(r.name)) for r in call.results)
         made = replace(call, results=values)
         self.note_view(made)
+        for old, value in zip(call.results, values, strict=True):
+            self.note_inside(old, value)
         self.builder.ops.append(made)
         origins.derive(values, call.results)
         return values
@@ -267,9 +283,11 @@ class _Lowering:
 
     def base(self, value: Value) -> Value:
         """The value that `value` is a view of, through any number of views."""
-        while is_view(self.makers.get(value)):
-            value = self.makers[value].operands()[0]
-        return value
+        if value not in self.bases:
+            maker = self.makers.get(value)
+            self.bases[value] = (self.base(maker.operands()[0])
+                                 if maker is not None and is_view(maker) else value)
+        return self.bases[value]
 
     def replayed(self, old: Value) -> Value:
         """`old` as torch's own view of its base."""
