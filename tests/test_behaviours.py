@@ -511,7 +511,7 @@ def _own_flip(x: torch.Tensor) -> Any:
 
 def _view_of_the_second(x: torch.Tensor, y: torch.Tensor) -> Any:
     x.add_(100)
-    return y[0], y.view(-1), y.mT
+    return y[0], y[:, :1].unsqueeze(1), y.mT
 
 
 MEMORY: Rows = {
@@ -532,6 +532,8 @@ MEMORY: Rows = {
     "125 fresh memory is resized": (_resized, lambda: [torch.ones(3, 2)]),
     "a view of one of two arguments in one memory": (_view_of_the_second, lambda: [
         x := torch.arange(24.0).view(4, 6), x[1:]]),
+    "a view of one of two arguments beside each other in one memory": (
+        _view_of_the_second, lambda: [(x := torch.arange(24.0).view(4, 6))[:, :3], x[:, 3:]]),
     "arguments are swapped": (_swap, lambda: [torch.randn(3, 3), torch.randn(3, 3)]),
     "copies before an update": (_copies, lambda: [torch.randn(4, 3)]),
     "padded, channels last, before an update": (_padded, lambda: [

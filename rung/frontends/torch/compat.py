@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._C._dynamo.guards import compute_overlapping_tensors
 from torch._decomp import get_decompositions
 from torch._decomp.decompositions import upsample_compute_output_size
 from torch._functorch._aot_autograd.subclass_utils import requires_subclass_dispatch
@@ -42,8 +43,9 @@ Boxed = Callable[[list[Any]], Sequence[Any]]
 __all__ = ["SUPPORTED", "Boxed", "Compiler", "Function", "OpOverload", "OperatorBase", "boxed",
            "break_reasons", "compile_graphs", "default_partition", "get_decompositions",
            "in_forward_mode", "is_backward", "is_signed", "is_traced", "keep", "keeps_graph",
-           "memory_order", "output_size", "size_expr", "static_inputs", "suggest_memory_format",
-           "trace_artifact", "unset_fake_temporarily", "untraced_values", "with_effects"]
+           "memory_order", "output_size", "overlap", "size_expr", "static_inputs",
+           "suggest_memory_format", "trace_artifact", "unset_fake_temporarily",
+           "untraced_values", "with_effects"]
 
 
 def compile_graphs(gm: fx.GraphModule, example_inputs: Sequence[Any], forward: Compiler,
@@ -308,6 +310,14 @@ def peak_bytes(call: Callable[[], Any], before: Callable[[], None]) -> int:
     events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
     held = accumulate(e.nbytes() for e in sorted(events, key=lambda e: e.start_ns()))
     return max(held, default=0)
+
+
+def overlap(xs: Sequence[torch.Tensor]) -> bool:
+    """Whether some of several tensors in one storage share elements, or may where sizes are
+    symbols."""
+    sizes = (s for x in xs for s in (*x.shape, *x.stride(), x.storage_offset()))
+    return len(xs) > 1 and (any(isinstance(s, torch.SymInt) for s in sizes) or bool(
+        compute_overlapping_tensors(list(xs), symbolic=False)))
 
 
 def size_expr(size: torch.SymInt) -> Any:

@@ -3,7 +3,7 @@
     y = x.expand(3, 4)      eager fills x with 1, and refuses to add in place;
     y.fill_(1)              AOTAutograd sums what was written over the rows of y: x becomes 3
 
-    x, y = z, z[1:]         two arguments in one memory
+    x, y = z, z[1:]         two arguments that share elements
     x.add_(1)
     return y[0]             AOTAutograd takes the row of z, not of y
 
@@ -12,13 +12,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import fx
 
+from rung.frontends.torch import compat
 from rung.frontends.torch.importer import origin_of
 
 
@@ -35,16 +36,18 @@ def fault(gm: fx.GraphModule) -> str:
 
 
 def view_of_shared(gm: fx.GraphModule) -> str:
-    """What the first result is that views one of several arguments in one memory, which is
-    written to; "" where there is none."""
-    nodes = list(gm.graph.nodes)
-    places = Counter(map(_memory, {n for n in nodes if n.op == "placeholder"}))
+    """What the first result is that views one of several arguments that share elements, in memory
+    which is written to; "" where there is none."""
+    nodes, given = list(gm.graph.nodes), defaultdict[int, list[torch.Tensor]](list)
+    for node in nodes:
+        if node.op == "placeholder" and _memory(node):
+            given[_memory(node)].append(node.meta["example_value"])
     written = {_memory(n) for node in nodes for n in _targets(node)}
-    shared = {place for place, count in places.items() if place and count > 1} & written
+    shared = {place for place, xs in given.items() if place in written and compat.overlap(xs)}
     for node in nodes[-1].all_input_nodes:
         if node.op != "placeholder" and _memory(node) in shared:
             at = origin_of(node)
-            return f"{at.target} views one of several arguments in one memory at {at.line}"
+            return f"{at.target} views one of several arguments that share elements at {at.line}"
     return ""
 
 
