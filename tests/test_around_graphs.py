@@ -195,6 +195,19 @@ def test_recurrent_layers_and_hooks() -> None:
     assert len(seen) == 2
 
 
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("grad", [False, True])
+def test_recurrent_layers_in_graphs(kind: type[nn.RNNBase], grad: bool) -> None:
+    model, found = kind(3, 4, num_layers=2), []
+    with torch._dynamo.config.patch(allow_rnn=True), torch.set_grad_enabled(grad):
+        for run in (model, rung(model, strict=not (grad and kind is nn.LSTM))):  # see faults.py
+            outs, grads, _ = outcome(run, [torch.linspace(-1, 1, 24).view(4, 2, 3).requires_grad_(
+                grad)])
+            found.append([*outs, *grads])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(b, a)
+
+
 COUNT = 0
 
 

@@ -405,7 +405,7 @@ class _Host:
                 op.result.type, TensorType) and _is_tensor(op):
             self.line(f"{names[0]} = {text}")
         elif names:
-            self.line(f"{''.join(f'{n}, ' for n in names)}= leaves({text})")
+            self.line(f"{''.join(f'{n}, ' for n in names)}= leaves({text}, {len(names)})")
         else:
             self.line(text)
         for result in op.results:

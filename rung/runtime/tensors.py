@@ -53,9 +53,11 @@ def cloned(args: Sequence[Any]) -> list[Any]:
     return copies
 
 
-def leaves(out: Any) -> list[Any]:
-    """The results of a call without structure and without those that are None."""
-    return [leaf for leaf in tree_leaves(out) if leaf is not None]
+def leaves(out: Any, count: int) -> list[Any]:
+    """The `count` results of a call without structure, and without those that are None where torch
+    has told that they are."""
+    found = tree_leaves(out)
+    return found if len(found) == count else [leaf for leaf in found if leaf is not None]
 
 
 @dataclass(frozen=True)

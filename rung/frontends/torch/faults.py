@@ -8,6 +8,7 @@
     return y[0]             AOTAutograd takes the row of z, not of y
 
     torch.lstm(..., dropout=0.5, train=True)    torch writes it out without the dropout
+    torch.lstm(x, ...)      AOTAutograd runs it where it saves nothing for its gradient
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ def fault(gm: fx.GraphModule) -> str:
     """What the first call of another meaning is, with the user's line; "" where there is none."""
     for module in (m for m in gm.modules() if isinstance(m, fx.GraphModule)):
         for node in module.graph.nodes:
-            shared = any(map(overlaps, _written(node)))
-            if shared or _drops(node):
+            faults = {"writes to elements that share memory": any(map(overlaps, _written(node))),
+                      "would not drop": _drops(node), "would save nothing": _saves(node)}
+            for what in (what for what, holds in faults.items() if holds):
                 at = origin_of(node)
-                what = "writes to elements that share memory" if shared else "would not drop"
                 return f"{at.target} {what} at {at.line}: {at.code}"
     return view_of_shared(gm)
 
@@ -64,10 +65,19 @@ def _memory(node: fx.Node) -> int:
 
 def _drops(node: fx.Node) -> bool:
     """Whether a call is a recurrent network in training with dropout, its one float."""
-    name = str(getattr(node.target, "__name__", node.target))
-    return name in RECURRENT and any(
+    return _name(node) in RECURRENT and any(
         isinstance(rate, float) and rate > 0 and train is True
         for rate, train in zip(node.args, node.args[1:], strict=False))
+
+
+def _saves(node: fx.Node) -> bool:
+    """Whether a call is a network of oneDNN that has a gradient; there are none of float64."""
+    return _name(node) == "lstm" and any(
+        x.requires_grad and x.dtype is not torch.float64 for x in node.meta["example_value"])
+
+
+def _name(node: fx.Node) -> str:
+    return str(getattr(node.target, "__name__", node.target))
 
 
 RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
@@ -80,7 +90,7 @@ def _written(node: fx.Node) -> Iterator[Any]:
 
 def _targets(node: fx.Node) -> Iterator[fx.Node]:
     """The nodes that are overwritten by a call."""
-    name = str(getattr(node.target, "__name__", node.target))
+    name = _name(node)
     into = [node.kwargs["out"]] if isinstance(node.kwargs.get("out"), fx.Node) else []
     if node.op in ("call_method", "call_function") and node.args and (
             (name.endswith("_") and not name.endswith("__")) or name in ("setitem", *INPLACE)):
