@@ -42,7 +42,7 @@ from rung.program.ir import Composite, Module
 from rung.runtime import saved
 from rung.runtime.executable import Executable
 from rung.runtime.host import host_code
-from rung.targets.base import Target, is_library, target
+from rung.targets.base import Target, is_library, sizes_of, target
 from rung.tensor import accumulate, empty, to_loop
 from rung.tensor import simplify as tensor_simplify
 from rung.tile import choose, to_kernel
@@ -147,7 +147,8 @@ def _choice(kernel: Func, context: Context) -> Choice:
     if given and given.machine == machine.name:
         return choose.given(kernel, given, machine, context.hints)
     sizes = sorted((n, _bucket(size)) for n, size in context.hints.items())
-    key = structural_key(kernel, kernel.name, machine.name, str(sizes))
+    named = [str(e) for e in sizes_of(kernel)]  # a choice is of a kernel by its names
+    key = structural_key(kernel, kernel.name, machine.name, str(sizes), *named)
     if key not in _choices:
         _choices[key] = choose.choose(kernel, machine, context.target.candidates, context.hints,
                                       context.target.libraries)

@@ -93,6 +93,12 @@ def test_whole_numbers_of_any_sign(name: str) -> None:
                 same(got, want)
 
 
+def test_equal_kernels_keep_the_names_of_their_own_sizes() -> None:
+    x, y = torch.randn(3, 4), torch.randn(4, 3)
+    agrees(lambda x: x.sum(1), [x], dynamic=True)
+    agrees(lambda x, y: (x.sin(), y.sum(1)), [x, y], dynamic=True)
+
+
 def test_a_mark_on_a_size_is_enough() -> None:
     xs = [torch.randn(n, 5, 24) for n in (3, 1, 0, 70)]
     for x in xs:

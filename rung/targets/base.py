@@ -8,7 +8,7 @@ host calls with addresses: `launch(address of each buffer..., size symbols...)`,
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
@@ -173,11 +173,16 @@ def strides_of(kind: TensorType) -> tuple[Expr, ...]:
     return tuple(reversed(strides))
 
 
+def sizes_of(kernel: Func) -> Iterator[Expr]:
+    """The expressions of a kernel in which there are size symbols, in order."""
+    whole = (*(e for v in buffers_of(kernel) for e in _sizes(v)),
+             *(e for op in walk(kernel.body) for e in expressions(op)))
+    return (e for e in whole if any(map(is_size, e.symbols())))
+
+
 def symbols_of(kernel: Func) -> tuple[str, ...]:
     """Size symbols that a kernel reads, in the order in which a launch takes them: by name."""
-    sizes = [e for v in buffers_of(kernel) for e in _sizes(v)]
-    sizes += [e for op in walk(kernel.body) for e in expressions(op)]
-    return tuple(sorted({s for e in sizes for s in e.symbols() if is_size(s)}))
+    return tuple(sorted({s for e in sizes_of(kernel) for s in e.symbols() if is_size(s)}))
 
 
 def _sizes(buffer: Value) -> tuple[Expr, ...]:
