@@ -19,19 +19,7 @@ from dataclasses import dataclass, field, replace
 from rung.core.errors import VerifyError
 from rung.core.op import Block, Func, Op, Value, walk
 from rung.core.types import ArrayType
-from rung.kernel.ir import (
-    Alloc,
-    Barrier,
-    For,
-    If,
-    Load,
-    Ring,
-    Role,
-    Roles,
-    Store,
-    Transfer,
-    Wait,
-)
+from rung.kernel.ir import Alloc, Barrier, For, If, Load, Ring, Role, Roles, Store, Transfer, Wait
 
 
 @dataclass

@@ -36,17 +36,7 @@ from rung.core.ops import (
 )
 from rung.core.rewrite import merge_equal
 from rung.core.scalar import LAST, MONOIDS, SCALARS
-from rung.core.types import (
-    BF16,
-    F16,
-    Axis,
-    DType,
-    TensorType,
-    Type,
-    axes_of,
-    axes_type,
-    dtype_of,
-)
+from rung.core.types import BF16, F16, Axis, DType, TensorType, Type, axes_of, axes_type, dtype_of
 from rung.loop.carriers import CARRIERS, Carrier
 
 

@@ -17,17 +17,7 @@ from rung.core.ops import Cast, Const, IndexValue, Map, Sub, Yield
 from rung.core.scalar import MONOIDS
 from rung.core.text import LANE
 from rung.core.types import ArrayType, VecType, axes_of, dtype_of
-from rung.kernel.ir import (
-    INTRINSICS,
-    Alloc,
-    Apply,
-    Combine,
-    Fill,
-    If,
-    KernelIndex,
-    Load,
-    Store,
-)
+from rung.kernel.ir import INTRINSICS, Alloc, Apply, Combine, Fill, If, KernelIndex, Load, Store
 from rung.loop import ir as loop
 from rung.tile.folds import absent, identities, is_fma, merge, step
 from rung.tile.mapping import Mapping, Place

@@ -27,18 +27,7 @@ from rung.core.expr import Expr, is_size
 from rung.core.op import Block, Builder, Func, Op, Value
 from rung.core.ops import Sub
 from rung.core.types import ArrayType, TensorType, axes_of
-from rung.kernel.ir import (
-    FREE,
-    FULL,
-    Alloc,
-    Await,
-    Commit,
-    If,
-    Ring,
-    Signal,
-    Transfer,
-    Wait,
-)
+from rung.kernel.ir import FREE, FULL, Alloc, Await, Commit, If, Ring, Signal, Transfer, Wait
 from rung.loop import ir as loop
 from rung.tile import mapping as tile
 from rung.tile.nest import Nest, Split, Spot

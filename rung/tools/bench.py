@@ -23,15 +23,7 @@ from rung.targets.base import Target, target
 from rung.tools import first_call
 from rung.tools.benchmarks import BENCHMARKS, FIRST_CALL, MODELS_GROUP, Benchmark
 from rung.tools.given import UsageError, inputs_of
-from rung.tools.measure import (
-    alternate,
-    fma_loop,
-    launched,
-    machine_facts,
-    median,
-    peak,
-    spread,
-)
+from rung.tools.measure import alternate, fma_loop, launched, machine_facts, median, peak, spread
 
 KNOWN = ("eager", "inductor")
 SEED = 0

@@ -20,15 +20,7 @@ from rung.core.config import Settings
 from rung.core.errors import ParseError, RungError
 from rung.core.op import walk
 from rung.core.parse import parse_module
-from rung.pipeline import (
-    PASSES,
-    RUNGS,
-    VOCABULARIES,
-    Context,
-    Pass,
-    run_pass,
-    verify_module,
-)
+from rung.pipeline import PASSES, RUNGS, VOCABULARIES, Context, Pass, run_pass, verify_module
 from rung.program.ir import Composite, Module
 from rung.targets.base import Target, target
 from rung.tensor import ir as tensor

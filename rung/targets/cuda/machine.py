@@ -8,17 +8,7 @@ are made of warpgroups, which alone can take registers over from each other.
 
 from __future__ import annotations
 
-from rung.core.machine import (
-    GRID,
-    SEQ,
-    THREAD,
-    UNROLL,
-    Level,
-    Machine,
-    Rates,
-    Space,
-    Teams,
-)
+from rung.core.machine import GRID, SEQ, THREAD, UNROLL, Level, Machine, Rates, Space, Teams
 
 SMS = 132
 SHARE = 1 + 0.8 * (SMS - 1)  # rates are a core's; the memory of n cores counts 1 + 0.8(n - 1)

@@ -7,17 +7,7 @@ queue for each direction, `load` and `store`, beside the one of both units, `mat
 
 from __future__ import annotations
 
-from rung.core.machine import (
-    GRID,
-    SEQ,
-    UNROLL,
-    VECTOR,
-    Level,
-    Machine,
-    Rates,
-    Space,
-    Teams,
-)
+from rung.core.machine import GRID, SEQ, UNROLL, VECTOR, Level, Machine, Rates, Space, Teams
 
 TOY = Machine(
     "toy",
