@@ -376,11 +376,6 @@ def may_be_negative(e: Expr) -> bool:
     return any(name.startswith("z") and is_size(name) for name in e.symbols())
 
 
-def divides(e: Expr) -> bool:
-    """Whether there is a `//` or `%` in `e`."""
-    return any(isinstance(a, FloorDiv | Mod) for a in atoms(e))
-
-
 ZERO, ONE = Expr.of(0), Expr.of(1)
 
 

@@ -227,9 +227,9 @@ def uses(block: Block) -> dict[Value, list[Op]]:
 RESERVED = frozenset({
     "alloc", "apply", "await", "axes", "barrier", "call", "check", "combine", "commit", "composite",
     "concat", "contract", "else", "fill", "fold", "for", "full", "gather", "if", "index", "inf",
-    "iota", "kernel", "lane", "nan", "false", "None", "persistent", "reduce", "return", "ring",
-    "role", "roles", "scan", "scatter", "signal", "transfer", "true", "unroll", "wait", "write",
-    "yield", *DTYPES})
+    "iota", "item", "kernel", "lane", "nan", "false", "None", "persistent", "reduce", "return",
+    "ring", "role", "roles", "scan", "scatter", "signal", "transfer", "true", "unroll", "wait",
+    "write", "yield", *DTYPES})
 """Words of the dumps that can name no value, axis or loop variable."""
 
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from rung.core import origins
 from rung.core.op import Block, Builder, Effect, Func, Op, Value, attributes, names_of, walk
 from rung.core.ops import LoadBase
+from rung.core.types import INDEX
 
 # A rule appends ops to the builder and returns the values for the op's results, or None to decline.
 Rule = Callable[[Op, Builder], Sequence[Value] | None]
@@ -53,8 +54,10 @@ def substitute(ops: Sequence[Op], values: Mapping[Value, Value]) -> list[Op]:
 
 
 def is_pure(op: Op) -> bool:
-    """Whether the op and all in its blocks only compute results."""
-    return op.effect is Effect.PURE and all(is_pure(x) for b in op.blocks() for x in b.ops)
+    """Whether the op and all in its blocks only compute results, none a size that is read by name.
+    """
+    return op.effect is Effect.PURE and all(is_pure(x) for b in op.blocks() for x in b.ops) and (
+        not any(r.type is INDEX for r in op.results))
 
 
 def dead_code(func: Func) -> Func:

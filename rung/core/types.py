@@ -147,6 +147,7 @@ def dtype_of(t: Type) -> DType:
 
 Type = TensorType | AxesType | VecType | ArrayType | IndexType
 INDEX = IndexType()
+FLOAT = VecType(F64)  # of a program: a float that the host computes
 Axis = str  # a field of this annotation names an axis, a loop variable or an unrolled axis
 
 

@@ -11,7 +11,8 @@ from dataclasses import replace
 from heapq import heappop, heappush
 from itertools import chain, pairwise
 
-from rung.core.op import Effect, Func, Op, Value, walk
+from rung.core.op import Block, Effect, Func, Op, Value, expressions, walk
+from rung.core.types import INDEX, shape_of
 from rung.loop.splice import Piece
 from rung.program.ir import Check, KernelCall, Module, Write
 
@@ -30,6 +31,8 @@ class Graph:
         self.moves = 0
         self.maker: dict[Value, int] = {}
         self.readers: dict[Value, set[int]] = {}
+        ops = list(ops)
+        self.sizes = {r.name: r for op in ops for r in op.results if r.type is INDEX}
         epoch = 0
         for n, op in enumerate(ops):
             epoch += isinstance(op, Write)
@@ -46,14 +49,27 @@ class Graph:
 
     def put(self, n: int, node: Op | Piece) -> None:
         self.nodes[n] = node
-        for v in inputs(node):
+        for v in self.inputs(node):
             self.readers.setdefault(v, set()).add(n)
         for v in node.results:
             self.maker[v] = n
 
     def drop(self, n: int) -> None:
-        for v in inputs(self.nodes.pop(n)):
+        for v in self.inputs(self.nodes.pop(n)):
             self.readers[v].discard(n)
+
+    def inputs(self, node: Op | Piece) -> tuple[Value, ...]:
+        """What a node reads, in nested blocks and by the name of a size too."""
+        if isinstance(node, Piece):
+            ops, read = list(walk(node.func.body)), node.args
+            shapes = [shape_of(v.type) for v in (*node.func.params, *node.func.outs)]
+        else:
+            ops, shapes = list(walk(Block((), (node,)))), []
+            read = tuple(v for op in ops for v in op.operands())
+        if not self.sizes:
+            return read
+        names = {s for e in chain(*shapes, *map(expressions, ops)) for s in e.symbols()}
+        return (*read, *(v for s, v in self.sizes.items() if s in names))
 
     def users(self, n: int) -> list[int]:
         """The nodes that read a result of `n`, in order."""
@@ -61,7 +77,7 @@ class Graph:
 
     def around(self, n: int) -> set[int]:
         """`n` and the nodes that make what it reads."""
-        return {n} | {m for v in inputs(self.nodes[n])
+        return {n} | {m for v in self.inputs(self.nodes[n])
                       if (m := self.maker.get(v)) is not None and m in self.nodes}
 
     def between(self, n: int, c: int) -> set[int]:
@@ -106,7 +122,7 @@ class Graph:
             since.setdefault(self.epoch[n], []).append(n)
         for n in sorted(self.nodes):
             node = self.nodes[n]
-            waits[n] = {self.maker[v] for v in inputs(node) if v in self.maker}
+            waits[n] = {self.maker[v] for v in self.inputs(node) if v in self.maker}
             if isinstance(node, Piece):
                 waits[n] |= {r for v in node.updates for r in self.readers[v]}
             epoch = self.epoch[n]  # an earlier write has waited for what is before it
@@ -161,14 +177,6 @@ def sort(waits: dict[int, set[int]]) -> list[int]:
                 heappush(ready, user)
     assert len(order) == len(waits), "a cycle"
     return order
-
-
-def inputs(node: Op | Piece) -> tuple[Value, ...]:
-    """What a node reads, in nested blocks too."""
-    if isinstance(node, Piece):
-        return node.args
-    inner = [v for b in node.blocks() for op in walk(b) for v in op.operands()]
-    return (*node.operands(), *inner)
 
 
 def called(programs: Iterable[Func], nodes: Iterable[Iterable[Op | Piece]]) -> Module:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from rung.frontends.torch.calls import overload
+from rung.frontends.torch.calls import callee
 from rung.runtime.host import HELPERS, Code
 from rung.runtime.tensors import empty, refusal
 from rung.targets.base import Launch, Target
@@ -32,7 +32,7 @@ class Executable:
         known = lines or {}
         self.names: dict[str, Any] = {**HELPERS, "lines": known}
         find: dict[str, Callable[[Any], Any]] = {
-            "call": overload, "library": libraries.__getitem__, "constant": constants.__getitem__}
+            "call": callee, "library": libraries.__getitem__, "constant": constants.__getitem__}
         for name, (kind, what) in code.names.items():
             self.names[name] = find[kind](what)
         for name, bound in code.stretches.items():

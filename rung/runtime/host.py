@@ -34,20 +34,13 @@ from rung.core.errors import LoweringError
 from rung.core.expr import Expr
 from rung.core.op import Op, Value
 from rung.core.types import BF16, F16, DType, IndexType, TensorType, dtype_of, shape_of
-from rung.frontends.torch.calls import DTYPES, overload
+from rung.frontends.torch.calls import DTYPES, gives_one
 from rung.program import memory
 from rung.program.ir import Call, Check, KernelCall, Module, Return, Write
 from rung.program.memory import Step, Storage
 from rung.program.views import is_view
 from rung.runtime import pool, tensors
-from rung.runtime.stretches import (
-    Builder,
-    Built,
-    Part,
-    buffers,
-    native,
-    parts,
-)
+from rung.runtime.stretches import Builder, Built, Part, buffers, native, parts
 from rung.runtime.tensors import Site
 from rung.targets.base import Signature, Stretch, buffers_of, strides_of
 
@@ -154,14 +147,18 @@ class _Host:
             self.names[param] = self.code.bind(self.name(param), "constant", number)
         self.known |= {p.name for p in given if isinstance(p.type, IndexType)}
         for param in given:
-            for dim, size in enumerate(shape_of(param.type)):
-                if size.is_symbol() and str(size) not in self.known:
-                    self.known.add(str(size))
-                    self.line(f"{size} = {self.name(param)}.shape[{dim}]")
+            self.sizes(param)
         for param in given:
             if isinstance(param.type, TensorType):
                 self.own(param)
                 self.fit(param)
+
+    def sizes(self, value: Value) -> None:
+        """Read the sizes that are not known yet off a tensor."""
+        for dim, size in enumerate(shape_of(value.type)):
+            if size.is_symbol() and str(size) not in self.known:
+                self.known.add(str(size))
+                self.line(f"{size} = {self.name(value)}.shape[{dim}]")
 
     def fit(self, param: Value) -> None:
         """Bring an argument into the layout that its type declares, where it has another one.
@@ -396,13 +393,14 @@ class _Host:
 
     # ---- calls of torch
     def call(self, op: Call) -> None:
+        if op.results and self.known.issuperset(r.name for r in op.results):
+            return  # a size that is read off a tensor already
         run = self.code.bind(op.target.replace(".", "_"), "call", op.target)
         args = [self.argument(a) for name, a in op.args if not name]
         args += [f"{name}={self.argument(a)}" for name, a in op.args if name]
         text = f"{run}({', '.join(args)})"
         names = [self.name(r) for r in op.results]
-        if len(names) == 1 and len(overload(op.target)._schema.returns) == 1 and isinstance(
-                op.result.type, TensorType) and _is_tensor(op):
+        if len(names) == 1 and gives_one(op.target):
             self.line(f"{names[0]} = {text}")
         elif names:
             self.line(f"{''.join(f'{n}, ' for n in names)}= leaves({text}, {len(names)})")
@@ -410,6 +408,7 @@ class _Host:
             self.line(text)
         for result in op.results:
             self.own(result)
+            self.sizes(result)
             self.distrust(result)
             if isinstance(result.type, IndexType):
                 self.known.add(result.name)
@@ -440,8 +439,4 @@ def kind_of(value: Value) -> str:
     """A tensor's word in a `Signature`."""
     assert isinstance(value.type, TensorType)
     return f"{value.type.dtype}/{len(value.type.shape)}"
-
-
-def _is_tensor(op: Call) -> bool:
-    return str(overload(op.target)._schema.returns[0].type) == "Tensor"
 

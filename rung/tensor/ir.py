@@ -22,7 +22,7 @@ from rung.core.interp import Interp
 from rung.core.op import RESERVED, Op, Value
 from rung.core.ops import Cast, Const, Map
 from rung.core.scalar import LAST, MONOIDS, SCALARS
-from rung.core.types import I64, Axis, DType, TensorType, Type, dtype_of
+from rung.core.types import I64, Axis, DType, TensorType, Type, VecType, dtype_of
 
 
 def shape_of(value: Value) -> tuple[Expr, ...]:
@@ -265,6 +265,25 @@ class Scatter(Op):
 
 
 @dataclass(frozen=True, eq=False)
+class Item(Op):
+    """The element of a tensor without dimensions, as a scalar that elementwise ops broadcast."""
+
+    x: Value
+    keyword: ClassVar[str] = "item"
+    form: ClassVar[str] = "item {x}"
+
+    def infer(self) -> tuple[Type, ...]:
+        return (VecType(dtype_of(self.x.type)),)
+
+    def check(self) -> None:
+        if shape_of(self.x):
+            raise VerifyError(f"an item of {self.x.type}")
+
+    def run(self, interp: Interp, *operands: Any) -> Any:
+        return operands[0]
+
+
+@dataclass(frozen=True, eq=False)
 class Full(Op):
     """A tensor of one number."""
 
@@ -333,4 +352,4 @@ def symbols(names: tuple[Axis, ...]) -> tuple[Expr, ...]:
     return tuple(sym(n) for n in names)
 
 
-OPS = (Reduce, Scan, Index, Contract, Gather, Scatter, Full, Iota, Concat, Map, Const, Cast)
+OPS = (Reduce, Scan, Index, Contract, Gather, Scatter, Item, Full, Iota, Concat, Map, Const, Cast)

@@ -22,7 +22,7 @@ from rung.core.rewrite import dead_code, merge_equal, rewrite, substitute
 from rung.core.scalar import cast
 from rung.core.types import TensorType, dtype_of
 from rung.program.ir import Call, Composite, Write
-from rung.tensor.ir import Concat, Full, Index, Reduce, shape_of
+from rung.tensor.ir import Concat, Full, Index, Reduce
 
 _EXACT = {("bf16", "f32"), ("f16", "f32"), ("bf16", "f64"), ("f16", "f64"), ("f32", "f64"),
           ("i32", "i64"), ("i16", "i64"), ("i8", "i64"), ("u8", "i64"), ("i32", "f64")}
@@ -120,7 +120,7 @@ def index_of_index(s: _Sweep, op: Op) -> Op | None:
 def identity_index(s: _Sweep, op: Op) -> Value | None:
     assert isinstance(op, Index)
     same = op.subs == tuple(sym(a) for a in op.axes) and not op.mask
-    return op.x if same and op.shape == shape_of(op.x) else None
+    return op.x if same and (op.x.type,) == op.infer() else None
 
 
 # index (full c) -> full c      (masked: if what it fills in is c as well)

@@ -32,6 +32,7 @@ from rung.tensor.ir import (
     Gather,
     Index,
     Iota,
+    Item,
     Reduce,
     Scan,
     Scatter,
@@ -161,6 +162,8 @@ class _Maker:
         if isinstance(value.type, IndexType) and is_size(value.name):
             return self.one(IndexValue(sym(value.name)))
         op = self.made.get(value)
+        if isinstance(op, Item):
+            return self.load(op.x, ())
         if not isinstance(op, Const | Map | Cast | IndexValue):
             raise LoweringError(f"{value.name}: {value.type} is no tensor, constant or size")
         return self.one(replace(op.map({v: self.load(v, ()) for v in op.operands()}), results=()))

@@ -18,15 +18,15 @@ from typing import Any
 
 from rung.core import origins, trace
 from rung.core.errors import Unsupported, VerifyError
-from rung.core.expr import ONE, Expr, divides, may_be_negative
+from rung.core.expr import ONE, Expr, may_be_negative
 from rung.core.op import Block, Builder, Func, Op, Value, names_of, walk
 from rung.core.ops import Map, Yield
 from rung.core.rewrite import dead_code
 from rung.core.scalar import SCALARS
-from rung.core.types import DTYPES, F32, F64, TensorType, Type, dtype_of, shape_of
+from rung.core.types import DTYPES, F32, F64, FLOAT, TensorType, Type, dtype_of, shape_of
 from rung.frontends.torch.activations import ACTIVATIONS
 from rung.frontends.torch.attention import ATTENTION
-from rung.frontends.torch.calls import bind, numbers, overload, schema_of
+from rung.frontends.torch.calls import bind, is_number, numbers, overload, schema_of
 from rung.frontends.torch.emit import Emit
 from rung.frontends.torch.functions import FUNCTIONS
 from rung.frontends.torch.indexing import INDEXING
@@ -35,7 +35,7 @@ from rung.frontends.torch.pointwise import POINTWISE
 from rung.frontends.torch.reductions import COMPOSITES, REDUCTIONS
 from rung.frontends.torch.views import MOVES, VIEWS
 from rung.program.ir import Apply, Call, Check, Composite, Return, Write
-from rung.tensor.ir import Contract, Reduce, Scan
+from rung.tensor.ir import Contract, Item, Reduce, Scan
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,11 @@ class Entry:
     schema: str
     build: Callable[..., Value | tuple[Value, ...]]
     composite: bool = False
+
+
+ELEMENTWISE = {*POINTWISE, *FUNCTIONS, *ACTIVATIONS}
+FILLED = ("aten.full.default", "aten.full_like.default", "aten.scalar_tensor.default")
+"""What takes a float that is not known when it is lowered."""
 
 
 def target_of(schema: str) -> str:
@@ -90,6 +95,7 @@ class _Lowering:
         self.builder = Builder(names_of(func))
         self.new: dict[Value, Value] = {}
         self.exact: dict[Value, Value] = {}
+        self.scalars: dict[Value, Value] = {}
         self.owner: dict[Value, Value] = {p: p for p in func.params}
         self.makers = {r: op for op in func.body.ops for r in op.results}
         self.centres = set(centres(func.body.ops))
@@ -155,13 +161,19 @@ class _Lowering:
         if not self.centres.isdisjoint(call.results):
             raise Unsupported("a mean whose last bit shows in what it is subtracted from")
         for kind in (*call.types, *(v.type for v in call.operands())):
-            if not isinstance(kind, TensorType) or kind.dtype not in DTYPES.values():
+            if kind != FLOAT and (
+                    not isinstance(kind, TensorType) or kind.dtype not in DTYPES.values()):
                 raise Unsupported(f"a value of type {kind}")
         first = next((a for _, a in call.args), None)
-        if isinstance(first, int | float) and entry.schema.partition("(")[2].startswith("Tensor"):
+        if entry.schema.partition("(")[2].startswith(("Tensor ", "Tensor(")) and is_number(
+                first):
             raise Unsupported("a number in place of a tensor")
-        if any(may_be_negative(x) and (index or divides(x)) for x, index in numbers(call)):
-            raise Unsupported("an index, or a quotient, that may be negative")
+        for x, index in numbers(call):
+            if isinstance(x, Value):
+                if index or not (entry.schema in ELEMENTWISE or call.target in FILLED):
+                    raise Unsupported("a float that is not known")
+            elif index and may_be_negative(x):
+                raise Unsupported("an index that may be negative")
         if not is_view(call) and any(order_of(t) is None for t in call.types):
             raise Unsupported("a result with gaps in memory")
         return entry
@@ -169,7 +181,8 @@ class _Lowering:
     def build(self, entry: Entry, call: Call, inner: Builder) -> tuple[Value, ...]:
         """The results of `call`, from ops appended to `inner`."""
         types = tuple(map(plain, call.types))
-        moved = call.map(self.new)
+        moved = call.map(self.new | {
+            v: self.scalar(v) for v in call.operands() if is_number(v)})
         body = inner.inner() if entry.composite else inner
         out = entry.build(Emit(body, types), *bind(moved))
         values = out if isinstance(out, tuple) else (out,)
@@ -182,6 +195,14 @@ class _Lowering:
             return values
         body.add(Yield(values))
         return inner.add(Composite(call.target, moved.args, body.block(), types), "t")
+
+    def scalar(self, number: Value) -> Value:
+        """A float that the host computes, as kernels read it: from a tensor."""
+        if number not in self.scalars:
+            made = Call("aten.scalar_tensor.default", (("", number), ("dtype", F64)),
+                        (TensorType(F64, ()),))
+            self.scalars[number] = self.builder.one(Item(self.builder.one(made, number.name)))
+        return self.scalars[number]
 
     # ---- memory
     def root(self, value: Value) -> Value:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 import torch
 
 from rung.core.expr import Expr
 from rung.core.op import Value
-from rung.core.types import DType
+from rung.core.types import DType, TensorType
 from rung.frontends.torch.importer import TORCH_DTYPES
 from rung.program.ir import Call, Composite
 
@@ -22,6 +23,16 @@ def overload(target: str) -> torch._ops.OpOverload:
     """The operator of a call's target, `aten.add.Tensor`; AttributeError if there is none."""
     namespace, name, variant = target.split(".")
     found: torch._ops.OpOverload = getattr(getattr(getattr(torch.ops, namespace), name), variant)
+    return found
+
+
+@cache
+def callee(target: str) -> Callable[..., object]:
+    """What a call's target names: an operator, or a function of numbers such as `math.floor`."""
+    if target.count(".") == 2:
+        return overload(target)
+    module, name = target.split(".")
+    found: Callable[..., object] = getattr(import_module(module), name)
     return found
 
 
@@ -42,13 +53,27 @@ def bind(call: Call) -> tuple[Any, ...]:
     return (*given, *(named.get(a.name, a.default_value) for a in rest))
 
 
-def numbers(call: Call) -> Iterator[tuple[Expr, bool]]:
+@cache
+def gives_one(target: str) -> bool:
+    """Whether a call gives its one result as it is, and not in a list or tuple."""
+    if not schema_of(target):
+        return True
+    returns = overload(target)._schema.returns
+    return len(returns) == 1 and str(returns[0].type) in ("Tensor", "number")
+
+
+def is_number(x: object) -> bool:
+    """Whether an operand is no tensor."""
+    return not (isinstance(x, Value) and isinstance(x.type, TensorType))
+
+
+def numbers(call: Call) -> Iterator[tuple[Expr | Value, bool]]:
     """The numbers of a call that are not constant, and whether each is an index: a size, place or
     dimension, and not a value."""
     schema: Any = overload(call.target)._schema
     for argument, given in zip(schema.arguments, bind(call), strict=True):
         for x in given if isinstance(given, tuple) else (given,):
-            if isinstance(x, Expr):
+            if isinstance(x, Expr | Value) and is_number(x):
                 kinds = {str(t) for t in (argument.type, *argument.type.containedTypes())}
                 yield x, kinds.isdisjoint(("Tensor", "number"))
 
@@ -62,8 +87,8 @@ def run_call(call: Call | Composite, values: Mapping[Value, torch.Tensor | int],
     def real(x: Any) -> Any:
         return to_torch(x, values.__getitem__, sizes)
 
-    out = overload(call.target)(*(real(a) for name, a in call.args if not name),
-                                **{name: real(a) for name, a in call.args if name})
+    out = callee(call.target)(*(real(a) for name, a in call.args if not name),
+                              **{name: real(a) for name, a in call.args if name})
     found = [leaf for leaf in torch.utils._pytree.tree_leaves(out) if leaf is not None]
     return [x.contiguous() for x in found] if isinstance(call, Composite) else found
 

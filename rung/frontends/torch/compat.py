@@ -6,14 +6,14 @@ Nothing here may import `torch._inductor`, which is slow to load.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from itertools import accumulate
 from types import CodeType
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import fx
@@ -37,15 +37,12 @@ from torch.utils.checkpoint import CheckpointPolicy
 SUPPORTED = (2, 11), (2, 14)  # the first and last minor version of torch
 
 Function = Callable[..., Any]
+Sympy: TypeAlias = Any  # an expression, whose classes have no types
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Function]
 Boxed = Callable[[list[Any]], Sequence[Any]]
 
-__all__ = ["SUPPORTED", "Boxed", "Compiler", "Function", "OpOverload", "OperatorBase", "boxed",
-           "break_reasons", "compile_graphs", "default_partition", "get_decompositions",
-           "in_forward_mode", "is_backward", "is_signed", "is_traced", "keep", "keeps_graph",
-           "memory_order", "output_size", "overlap", "size_expr", "static_inputs",
-           "suggest_memory_format", "trace_artifact", "unset_fake_temporarily",
-           "untraced_values", "with_effects"]
+__all__ = ["OpOverload", "OperatorBase", "default_partition", "get_decompositions",
+           "suggest_memory_format", "unset_fake_temporarily", "untraced_values", "with_effects"]
 
 
 def compile_graphs(gm: fx.GraphModule, example_inputs: Sequence[Any], forward: Compiler,
@@ -320,12 +317,18 @@ def overlap(xs: Sequence[torch.Tensor]) -> bool:
         compute_overlapping_tensors(list(xs), symbolic=False)))
 
 
-def size_expr(size: torch.SymInt) -> Any:
+def size_expr(size: torch.SymInt) -> Sympy:
     """The sympy expression of a symbolic size; reading it installs no guard."""
     return size.node.expr
 
 
-def is_signed(size: torch.SymInt) -> bool:
-    """Whether a symbol in `size` may be negative, as an integer argument of the user may."""
-    ranges = size.node.shape_env.var_to_range
-    return any(s in ranges and bool(ranges[s].lower < 0) for s in size_expr(size).free_symbols)
+def is_signed(size: torch.SymInt, e: Sympy) -> bool:
+    """Whether `e`, of symbols such as those of `size`, may be negative, as an integer argument of
+    the user may."""
+    return bool(size.node.shape_env.bound_sympy(e).lower < 0)
+
+
+def size_symbols(size: torch.SymInt) -> Collection[object]:
+    """The symbols of sympy that were made in the compilation that `size` is of."""
+    found: Collection[object] = size.node.shape_env.var_to_range
+    return found

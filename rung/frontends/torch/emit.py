@@ -37,7 +37,7 @@ from rung.core.types import (
     dtype_of,
 )
 from rung.frontends.torch import shapes
-from rung.frontends.torch.calls import DTYPES
+from rung.frontends.torch.calls import DTYPES, is_number
 from rung.frontends.torch.importer import TORCH_DTYPES
 from rung.program.ir import Check
 from rung.tensor.ir import Full, Index, Iota, Reduce, axis_names, shape_of
@@ -232,7 +232,7 @@ Kind = tuple[DType, bool] | str
 
 def _kind(x: Operand) -> Kind:
     if isinstance(x, Value):
-        return dtype_of(x.type), not shape_of(x)
+        return "float" if is_number(x) else (dtype_of(x.type), not shape_of(x))
     return "int" if isinstance(x, Expr) else type(x).__name__
 
 

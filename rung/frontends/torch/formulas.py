@@ -12,11 +12,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
+from rung.core.errors import Unsupported
 from rung.core.op import Value
 from rung.core.types import DType, dtype_of
-from rung.frontends.torch.emit import Emit, Number, Operand
+from rung.frontends.torch.calls import is_number
+from rung.frontends.torch.emit import Emit, Number, Operand, compute_dtype
 
 Body = Callable[..., Value]
 
@@ -69,6 +71,9 @@ class Term:
 
     def __ge__(self, other: Arg) -> Term:
         return call("ge", self, other)
+
+    def __bool__(self) -> NoReturn:
+        raise Unsupported("a choice by a number that is not known")
 
     def __and__(self, other: Term) -> Term:
         return call("and", self, other)
@@ -163,6 +168,8 @@ def pair(write: Callable[..., tuple[Term, ...]]) -> Callable[..., tuple[Value, .
 
 
 def terms(e: Emit, dtype: DType, args: tuple[Any, ...]) -> list[Any]:
-    """Tensors as terms of the type in which `dtype` is computed; all else as it is."""
-    return [Term(e, e.expand(e.operand(a, dtype), e.shape)) if isinstance(a, Value) else a
-            for a in args]
+    """Tensors, and floats not known yet, as terms of the type in which `dtype` is computed; all
+    else as it is."""
+    return [a if not isinstance(a, Value) else
+            Term(e, e.value(a, compute_dtype(dtype))) if is_number(a) else
+            Term(e, e.expand(e.operand(a, dtype), e.shape)) for a in args]

@@ -3,8 +3,15 @@
     add: f32[s0, 8] = torch.ops.aten.add.Tensor(arg0_1, 2)     # the fx node
     add = call aten.add.Tensor(arg0_1, 2) : f32[s0,8]          # the op
 
-Sizes become `Expr`s here, and sympy goes no further. What the program cannot say (higher-order ops,
-subclasses, several devices, symbolic floats) raises Unsupported: the graph then runs as it is.
+Sizes become `Expr`s here, and sympy goes no further. Other numbers are computed by the host, and so
+are sizes that no `Expr` is equal to: they get a symbol of their own.
+
+    sym_min = torch.sym_min(arg0_1, 5);  truediv = 1 / arg0_1
+    u0 = call builtins.min(5, size(s0)) : index
+    truediv = call _operator.truediv(1, size(s0)) : f64
+
+What the program cannot say (higher-order ops, subclasses, several devices) raises Unsupported: the
+graph then runs as it is.
 """
 
 from __future__ import annotations
@@ -12,8 +19,12 @@ from __future__ import annotations
 import operator
 import os
 import re
-from collections.abc import Collection, Iterator, Sequence
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import count
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -21,35 +32,21 @@ from torch import fx
 
 from rung.core import origins
 from rung.core.errors import Unsupported
-from rung.core.expr import ONE, Expr, is_size, sym
+from rung.core.expr import ONE, Expr, is_size, may_be_negative, sym
 from rung.core.op import Block, Func, Names, Op, Value
 from rung.core.origins import Origin
-from rung.core.types import (
-    BF16,
-    BOOL,
-    F16,
-    F32,
-    F64,
-    I8,
-    I16,
-    I32,
-    I64,
-    INDEX,
-    U8,
-    DType,
-    TensorType,
-    Type,
-)
-from rung.frontends.torch.compat import is_signed, size_expr, with_effects
+from rung.core.types import BOOL, DTYPES, FLOAT, INDEX, DType, TensorType, Type, VecType, shape_of
+from rung.frontends.torch.compat import Sympy, is_signed, size_expr, size_symbols, with_effects
 from rung.program import ir as program
 
-TORCH_DTYPES = {
-    torch.float64: F64, torch.float32: F32, torch.bfloat16: BF16, torch.float16: F16,
-    torch.int64: I64, torch.int32: I32, torch.int16: I16, torch.int8: I8, torch.uint8: U8,
-    torch.bool: BOOL}
+TORCH_DTYPES: dict[torch.dtype, DType] = {getattr(torch, name): DTYPES[ours] for name, ours in (
+    ("float64", "f64"), ("float32", "f32"), ("bfloat16", "bf16"), ("float16", "f16"),
+    ("int64", "i64"), ("int32", "i32"), ("int16", "i16"), ("int8", "i8"), ("uint8", "u8"),
+    ("bool", "bool"))}
 
-Result = Value | Expr | int | None
-"""One output of the graph: a tensor, a size (symbolic or not) or nothing."""
+NUMBERS = int | float | torch.SymInt | torch.SymFloat | torch.SymBool
+Result = Value | Expr | float | None
+"""One output of the graph: a tensor or computed number, a size, a constant or nothing."""
 
 
 @dataclass(frozen=True)
@@ -72,13 +69,22 @@ def import_graph(gm: fx.GraphModule, name: str = "main",
     return _Importer(gm, frozenset(static)).run(name)
 
 
-def to_expr(e: Any) -> Expr:
-    """A sympy expression of a size; Unsupported for other functions than + * // %."""
-    if e.is_Integer:
-        return Expr.of(int(e))
-    if e.is_Symbol:
-        return sym(e.name)
-    args = [to_expr(x) for x in e.args]
+def _symbols_alone(e: Sympy, args: Sequence[Expr]) -> Expr:
+    if not e.is_Symbol:
+        raise Unsupported(f"size {e}")
+    return sym(e.name)
+
+
+Other = Callable[[Sympy, Sequence[Expr]], Expr]
+
+
+def to_expr(e: Sympy, known: Mapping[Sympy, Expr] = MappingProxyType({}),
+            other: Other = _symbols_alone) -> Expr:
+    """A sympy expression of a size, in which some are `known`. `other` gives symbols, and other
+    functions of arguments than + * // % of sizes; Unsupported where it does not."""
+    if e in known or e.is_Integer:
+        return known[e] if e in known else Expr.of(int(e))
+    args = [to_expr(x, known, other) for x in e.args]
     match type(e).__name__, args:
         case "Add", _:
             return sum(args, Expr.of(0))
@@ -88,26 +94,41 @@ def to_expr(e: Any) -> Expr:
                 product = product * x
             return product
         case "Pow", [x, n] if n.const_value is not None and n.const_value > 0:
-            return to_expr(e.args[0] ** (n.const_value - 1)) * x
-        case ("FloorDiv" | "CleanDiv"), [x, y] if (y.const_value or 1) > 0:
+            return to_expr(e.args[0] ** (n.const_value - 1), known, other) * x
+        case ("FloorDiv" | "CleanDiv"), [x, y] if _are_sizes(args):
             return x // y
-        case ("Mod" | "PythonMod"), [x, y] if (y.const_value or 1) > 0:
+        case ("Mod" | "PythonMod"), [x, y] if _are_sizes(args):
             return x % y
-        case "ModularIndexing", [x, y, z]:
+        case "ModularIndexing", [x, y, z] if _are_sizes(args):
             return x // y % z
-        case "Max", [x, y] if ONE in (x, y):  # strides of sizes that could be 0
-            return y if x is ONE else x
-    raise Unsupported(f"size {e}")
+        case "Max", [x, y] if ONE in (x, y) and _are_sizes(args):
+            return y if x is ONE else x  # strides of sizes that could be 0
+    return other(e, args)
 
 
-def _divisors(e: Any) -> set[str]:
-    """The symbols of a sympy expression that change more than sums and products."""
-    bent = () if type(e).__name__ in ("Add", "Mul") else e.args[1:]
-    return {s.name for x in bent for s in x.free_symbols}.union(*map(_divisors, e.args))
+def _are_sizes(args: Sequence[Expr]) -> bool:
+    """Whether the algebra of sizes holds for these, of which all but the first are > 0."""
+    return not any(map(may_be_negative, args)) and all((x.const_value or 1) > 0 for x in args[1:])
 
 
 def size_of(size: int | torch.SymInt) -> Expr:
     return to_expr(size_expr(size)) if isinstance(size, torch.SymInt) else Expr.of(int(size))
+
+
+FUNCTIONS = {"Max": "builtins.max", "Min": "builtins.min", "Abs": "builtins.abs",
+             "FloorDiv": "_operator.floordiv", "CleanDiv": "_operator.floordiv",
+             "Mod": "_operator.mod", "PythonMod": "_operator.mod"}
+"""Sympy's names of functions of integers that the host computes."""
+
+
+def function_name(function: Callable[..., object]) -> str:
+    """The target of a call of an operator or of a function of numbers."""
+    if isinstance(function, torch._ops.OpOverload):
+        return str(function)
+    module, name = function.__module__, function.__name__
+    if getattr(sys.modules.get(module), name, None) is not function:
+        raise Unsupported(f"{module}.{name}")
+    return f"{module}.{name}"
 
 
 def dtype_of(dtype: torch.dtype, negated: bool = False) -> DType:
@@ -127,10 +148,14 @@ def contiguous_strides(shape: Sequence[Expr]) -> tuple[Expr, ...]:
     return tuple(reversed(strides)) if shape else ()
 
 
-def type_of(val: Any) -> Type:
+def type_of(val: Any, size_of: Callable[[int | torch.SymInt], Expr] = size_of) -> Type:
     """The type of a node's `meta['val']`."""
-    if isinstance(val, int | torch.SymInt) and not isinstance(val, bool):
+    if isinstance(val, bool | torch.SymBool):
+        return VecType(BOOL)
+    if isinstance(val, int | torch.SymInt):
         return INDEX
+    if isinstance(val, float | torch.SymFloat):
+        return FLOAT
     if not isinstance(val, torch.Tensor) or val.layout is not torch.strided or val.is_quantized:
         raise Unsupported(f"a value of {type(val).__name__}")
     dtype = dtype_of(val.dtype, val.is_neg())
@@ -151,7 +176,7 @@ def _leaves(tree: Any) -> Iterator[Any]:
         yield tree
 
 
-def _like(tree: Any, leaves: Iterator[Value]) -> Any:
+def _like(tree: Any, leaves: Iterator[Value | Expr]) -> Any:
     """`leaves` in the structure of `tree`."""
     if isinstance(tree, tuple | list):
         return tuple(_like(x, leaves) for x in tree)
@@ -169,13 +194,16 @@ class _Importer:
         self.tokens = 0
         self.constants: dict[str, tuple[Value, torch.Tensor]] = {}
         self.ops: list[Op] = []
+        self.computes = False
+        self.unread: set[str] = set()  # sizes that the result of a call tells
         self.devices: set[torch.device] = set()
-        self.signed: dict[str, Expr | int] = {}  # what symbols that may be negative are here
+        self.known: dict[Sympy, Expr] = {}  # what sympy's expressions are called here
         self.written = {n.args[0] for n in gm.graph.nodes if _writes_back(n)}
 
     def run(self, name: str) -> Imported:
         results: tuple[Result, ...] = ()
         for node in self.gm.graph.nodes:
+            self.computes = node.op != "placeholder"
             match node.op:
                 case "placeholder":
                     self._placeholder(node)
@@ -209,11 +237,10 @@ class _Importer:
             role = "param"
         hint = node.name
         if kind == INDEX:
-            if isinstance(val, torch.SymInt) and is_signed(val):
-                self.signed |= {s: sym(f"z{s[1:]}") for s in size_of(val).symbols()}
-            size = self.env[node] = self._number(val)
+            size = self.env[node] = self._size(val)
             taken = {p.name for p in self.params}
             hint = str(size) if size.is_symbol() and str(size) not in taken else hint
+        if not isinstance(kind, TensorType):
             role = ""
         value = self._value(hint, kind, role)
         self.params.append(value)
@@ -237,25 +264,75 @@ class _Importer:
     def _type(self, val: Any) -> Type:
         if isinstance(val, torch.Tensor):
             self.devices.add(val.device)
-        kind = type_of(val)
-        if isinstance(kind, TensorType) and self.signed.keys() & {
-                s for e in (*kind.shape, *(kind.strides or ())) for s in e.symbols()}:
-            raise Unsupported(f"a tensor of type {kind}, whose sizes may be negative")
-        return kind
+        return type_of(val, self._extent)
 
-    def _number(self, x: int | torch.SymInt) -> Expr:
-        if isinstance(x, torch.SymInt) and _divisors(size_expr(x)) & self.signed.keys():
-            raise Unsupported(f"number {x}, whose divisor may be negative")
-        return size_of(x).subs(self.signed)
+    # ---- numbers
+    def _size(self, x: int | torch.SymInt) -> Expr:
+        """A size or number as an expression; Unsupported where only a node can compute it."""
+        if not isinstance(x, torch.SymInt):
+            return Expr.of(int(x))
+
+        def other(e: Sympy, args: Sequence[Expr]) -> Expr:
+            target = FUNCTIONS.get(type(e).__name__)
+            if not e.is_Symbol and target is None:
+                raise Unsupported(f"size {e}")
+            signed = is_signed(x, e)
+            if self.computes and e.is_Symbol:
+                self.unread.add(e.name)
+            self.known[e] = self._host(target, args, x, signed) if target else sym(
+                self._symbol(x, signed) if signed else e.name)
+            return self.known[e]
+
+        return to_expr(size_expr(x), self.known, other)
+
+    def _extent(self, x: int | torch.SymInt) -> Expr:
+        """A size or stride of a tensor: what is in it is not negative."""
+        size = self._size(x)
+        if may_be_negative(size) and isinstance(x, torch.SymInt):
+            size = self.known[size_expr(x)] = self._host("builtins.int", (size,), x)
+        return size
+
+    def _symbol(self, x: torch.SymInt, signed: bool) -> str:
+        """A new name for a size, or for a number that may be negative."""
+        taken = {str(s) for s in (*size_symbols(x), *self.known.values())}
+        names = (f"{'z' if signed else 'u'}{n}" for n in count())
+        return next(name for name in names if name not in taken)
+
+    def _host(self, target: str, args: Sequence[object], x: torch.SymInt, signed: bool = False
+              ) -> Expr:
+        """A symbol for an integer that the host computes, or is given."""
+        name = self._symbol(x, signed)
+        if self.computes:
+            self._compute(Value(name, INDEX), target, args)
+        return sym(name)
+
+    def _compute(self, value: Value, target: str, args: Sequence[object]) -> Value:
+        given = tuple(("", a) for a in args)
+        self.ops.append(program.Call(target, given, (value.type,), results=(value,)))
+        return value
+
+    def _number(self, node: fx.Node) -> Value | Expr | float:
+        """What a node makes of numbers: an expression, or a value that the host computes."""
+        x = node.meta["val"]
+        if isinstance(x, int | torch.SymInt) and not isinstance(x, bool):
+            with suppress(Unsupported):
+                return self._size(x)
+        if isinstance(x, bool | float):
+            return x
+        assert callable(node.target)
+        target, args = function_name(node.target), tuple(map(self._arg, node.args))
+        if isinstance(x, torch.SymInt):
+            e = size_expr(x)
+            self.known[e] = self._host(target, args, x, is_signed(x, e))
+            return self.known[e]
+        return self._compute(self._value(node.name, type_of(x)), target, args)
 
     def _function(self, node: fx.Node) -> None:
         val = node.meta.get("val")
         if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
             self.env[node] = self.env[node.args[0]][node.args[1]]
-        elif isinstance(val, int | torch.SymInt) and _is_size(node.target):
-            self.env[node] = self._number(val)
-        elif isinstance(val, torch.SymBool | torch.SymFloat | bool | float):
-            pass  # an error only where it is used
+        elif isinstance(val, NUMBERS) and _is_size(node.target):
+            self.env[node] = self._number(node)
         elif _writes_back(node):
             dst, src = (self._arg(x) for x in node.args[:2])
             self._add(node, program.Write(dst, src), None)
@@ -280,13 +357,18 @@ class _Importer:
 
     def _add(self, node: fx.Node, op: program.Call | program.Write, val: Any) -> None:
         op.check()
-        hints = (str(self._number(v)) if isinstance(v, torch.SymInt) else node.name
+        hints = (str(self._size(v)) if isinstance(v, torch.SymInt) else node.name
                  for v in _leaves(val))
         values = tuple(self._value(h, t) for h, t in zip(hints, op.infer(), strict=True))
+        self.ops.append(replace(op, results=values))
         for value in values:
             origins.record(value, [origin_of(node)])
-        self.ops.append(replace(op, results=values))
-        self.env[node] = _like(val, iter(values))
+            self.unread.discard(value.name)
+            for dim, size in enumerate(map(str, shape_of(value.type))):
+                if size in self.unread:
+                    self.unread.discard(size)
+                    self._compute(Value(size, INDEX), "aten.sym_size.int", (value, dim))
+        self.env[node] = _like(val, (sym(v.name) if v.type == INDEX else v for v in values))
 
     def _arg(self, x: Any) -> Any:
         """An argument of a node as one of a `call`."""
@@ -301,7 +383,7 @@ class _Importer:
             case tuple() | list():
                 return tuple(self._arg(y) for y in x)
             case torch.SymInt():
-                return self._number(x)
+                return self._size(x)
             case torch.dtype():
                 return TORCH_DTYPES.get(x, f"dtype:{x}")
             case torch.device() | torch.layout() | torch.memory_format():
@@ -312,8 +394,10 @@ class _Importer:
         if x is None or isinstance(x, int):
             return x
         found = self.env.get(x, x)
-        if found is not None and not isinstance(found, Value | Expr):
+        if found is not None and not isinstance(found, Value | Expr | bool | float):
             raise Unsupported(f"the value of {x} as a result")
+        if isinstance(found, Expr) and not found.symbols() <= {p.name for p in self.params}:
+            return self._compute(self._value("size", INDEX), "builtins.int", (found,))
         return found
 
 
@@ -354,9 +438,9 @@ def _drops_nothing(node: fx.Node, schema: Any) -> bool:
 def _check_sizes(func: Func) -> None:
     """Unsupported if a size in a type cannot be read off the arguments at run time."""
     results = [r for op in func.body.ops for r in op.results]
-    shapes = [v.type.shape for v in (*func.params, *results) if isinstance(v.type, TensorType)]
-    given = [v.type.shape for v in func.params if isinstance(v.type, TensorType)]
-    known = {str(size) for shape in given for size in shape if size.is_symbol()}
+    types = [v.type for v in (*func.params, *results) if isinstance(v.type, TensorType)]
+    shapes = [(*t.shape, *(t.strides or ())) for t in types]
+    known = {str(size) for t in types for size in t.shape if size.is_symbol()}
     known |= {v.name for v in (*func.params, *results) if v.type == INDEX}
     free = {s for shape in shapes for size in shape for s in size.symbols()} - known
     if free:

@@ -9,6 +9,7 @@ from rung.core.expr import Expr
 from rung.core.op import Value
 from rung.core.ops import Cast
 from rung.core.types import BOOL, F16, dtype_of
+from rung.frontends.torch.calls import is_number
 from rung.frontends.torch.emit import Emit, Number, Operand, promote
 from rung.frontends.torch.formulas import (
     Body,
@@ -111,7 +112,8 @@ def scaled(fn: str) -> Body:
         a, b = e.expanded(e.shape, *(e.operand(v, e.dtype) for v in (x, y)))
         if not e.dtype.is_float:
             return e.finish(e.map(fn, a, e.map("mul", b, alpha)))
-        return e.finish(e.map("fma", b, e.operand(alpha if fn == "add" else -alpha, e.dtype), a))
+        less = e.map("neg", alpha) if isinstance(alpha, Value) else -alpha
+        return e.finish(e.map("fma", b, e.operand(alpha if fn == "add" else less, e.dtype), a))
     return build
 
 
@@ -189,8 +191,8 @@ def divide(e: Emit, x: Operand, y: Operand, mode: str | None) -> Value:
 def power(e: Emit, x: Operand, exponent: Operand) -> Value:
     """The exponents for which torch has kernels of their own, the roots not of f16; a cube of bf16
     rounds twice."""
-    if e.dtype is BOOL:
-        raise Unsupported("a power of bools")
+    if e.dtype is BOOL or (isinstance(exponent, Value) and is_number(exponent)):
+        raise Unsupported("a power of bools, or to an exponent that is not known")
     if not e.dtype.is_float and not isinstance(exponent, Value) and (
             isinstance(exponent, Expr) or exponent < 0):
         raise Unsupported("integers to a negative power")
@@ -239,7 +241,7 @@ def bounded(e: Emit, x: Value, low: Operand | None, high: Operand | None = None)
         if bound is not None:
             name = bools if e.dtype is BOOL else fn
             (b,) = e.expanded(e.shape, e.operand(bound, e.dtype))
-            a = e.map(name, *((a, b) if isinstance(bound, Value) else (b, a)))
+            a = e.map(name, *((b, a) if is_number(bound) else (a, b)))
     return e.finish(a)
 
 
