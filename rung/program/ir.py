@@ -22,7 +22,7 @@ from rung.core.expr import Expr, is_size
 from rung.core.interp import Interp
 from rung.core.op import Block, Effect, Func, Op, Value, Vocabulary, expressions, walk
 from rung.core.ops import IndexValue, Yield
-from rung.core.types import TensorType, Type
+from rung.core.types import BOOL, I32, I64, TensorType, Type
 from rung.tensor import ir as tensor
 
 ROLES = ("input", "param", "const", "mutated", "")
@@ -184,6 +184,7 @@ class Return(Op):
         return operands
 
 
+CHECKED = (I32, I64, BOOL)  # element types of what a check reads
 ERRORS: dict[str, type[Exception]] = {"IndexError": IndexError, "RuntimeError": RuntimeError}
 OPS = (Call, Composite, KernelCall, Apply, Write, Check, Yield, Return)
 VOCABULARY = Vocabulary("program", (*OPS, *tensor.OPS, IndexValue))

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from rung.core.expr import is_size
 from rung.core.op import Op, Value
-from rung.core.types import BOOL, I32, I64, TensorType, dtype_of
-from rung.program.ir import Check, KernelCall, Module
+from rung.core.types import TensorType, dtype_of
+from rung.program.ir import CHECKED, Check, KernelCall, Module
 from rung.program.memory import Plan, Step, Storage
 from rung.targets.base import Checked, Launched, Place, Stretch, is_library, strides_of, symbols_of
 
@@ -62,7 +62,7 @@ def native(module: Module) -> Callable[[Op], bool]:
 
     def runs(op: Op) -> bool:
         if isinstance(op, Check):
-            return dtype_of(op.value.type) in (I32, I64, BOOL)
+            return dtype_of(op.value.type) in CHECKED
         return isinstance(op, KernelCall) and op.callee in generated
     return runs
 

@@ -22,24 +22,11 @@ from rung.core.expr import Expr, sym
 from rung.core.op import Builder, Op, Value
 from rung.core.ops import Cast, Const, IndexValue, Map
 from rung.core.scalar import cast
-from rung.core.types import (
-    BF16,
-    BOOL,
-    F16,
-    F32,
-    F64,
-    I32,
-    I64,
-    U8,
-    DType,
-    TensorType,
-    Type,
-    dtype_of,
-)
+from rung.core.types import BF16, BOOL, F16, F32, F64, U8, DType, TensorType, Type, dtype_of
 from rung.frontends.torch import shapes
 from rung.frontends.torch.calls import DTYPES, is_number
 from rung.frontends.torch.importer import TORCH_DTYPES
-from rung.program.ir import Check
+from rung.program.ir import CHECKED, Check
 from rung.tensor.ir import Full, Index, Iota, Reduce, axis_names, shape_of
 
 HALVES = (BF16, F16)
@@ -178,7 +165,7 @@ class Emit:
     def check(self, x: Value, low: Expr, high: Expr, error: str, message: str) -> None:
         """Raise `error`, one of `program.ir.ERRORS`, unless low <= v < high for all of `x`. In the
         message, {} is the first element at fault and {size} is `high`."""
-        if dtype_of(x.type) not in (I32, I64, BOOL):
+        if dtype_of(x.type) not in CHECKED:
             raise Unsupported(f"a check of {x.type}")
         self.builder.add(Check(x, low, high, error, message))
 
