@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from rung.core.errors import MappingError, Unsupported, VerifyError
 from rung.core.op import Block, Func
 from rung.core.options import Options
 from rung.core.parse import parse_module
-from rung.program.ir import Module
+from rung.program.ir import VOCABULARY, Module
 from rung.targets.base import UnknownTarget, target
 from rung.tile.mapping import parse_mapping
 from rung.tools import check
@@ -88,6 +89,48 @@ def test_time_of_every_pass_is_traced() -> None:
         pipeline.lower_module(models.softmax(), CPU)
     ran = [(e.place, e.subject) for e in events if e.kind == "ran"]
     assert ran == [*((p.rung, p.name) for p in pipeline.PASSES), ("source", "emit")]
+
+
+def statistics(layers: int) -> Func:
+    """A program of layers, no two of them equal, each of which updates a parameter."""
+    params, ops, writes, results = ["x0: f32[8,16] input"], [], [], []
+    for n in range(layers):
+        params.append(f"s{n}: f32[16] mutated")
+        ops += [f"a{n} = call aten.mul.Tensor(x{n}, {n + 0.5}) : f32[8,16]",
+                f"m{n} = call aten.mean.dim(a{n}, [0]) : f32[16]",
+                f"x{n + 1} = call aten.sub.Tensor(a{n}, m{n}) : f32[8,16]",
+                f"n{n} = call aten.add.Tensor(s{n}, m{n}) : f32[16]"]
+        writes.append(f"write s{n} <- n{n}")
+        results.append(f"m{n}")
+    lines = [*ops, *writes, f"return x{layers}, {', '.join(results)}"]
+    text = "\n  ".join([f"program main({', '.join(params)})", *lines])
+    (program,) = parse_module(text, {"program": VOCABULARY})
+    return program
+
+
+def calls(program: Func, last: str) -> int:
+    """How many calls of Python the passes up to one make."""
+    context = pipeline.Context(target("cpu.avx512"), "default", {}, {})
+    module, count = Module((program,)), 0
+
+    def note(frame: object, event: str, arg: object) -> None:
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(note)
+    try:
+        for step in pipeline.PASSES:
+            module = pipeline.run_pass(step, module, context)
+            if step.name == last:
+                break
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_the_work_grows_with_the_layers_and_not_with_their_square() -> None:
+    few, many = (calls(statistics(n), "to_loop") for n in (20, 160))
+    assert many < 9 * few
 
 
 def test_a_kernel_is_mapped_once_for_each_structure(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from rung.loop import fuse as fuse_module
 from rung.loop import ir as loop
 from rung.loop.canonical import canonical
 from rung.loop.fuse import fuse
+from rung.loop.graph import Graph, inputs
 from rung.program.ir import Call, Module
 from rung.tensor.to_loop import to_loop
 
@@ -110,6 +111,41 @@ def test_a_value_that_is_read_later_becomes_a_second_output() -> None:
     h = p.map("add", x, y)
     module = fused(p.done(h, p.rms_norm(h, w)))
     assert [len(k.outs) for k in module.kernels] == [2]
+
+
+def chain(length: int) -> Func:
+    """Squares, each read by the next one and by a sum of its own."""
+    p = Prog()
+    x = p.param("x", 8, 16)
+    sums = []
+    for _ in range(length):
+        x = p.map("mul", x, x)
+        sums.append(p.reduce("add", x, 1))
+    return p.done(x, *sums)
+
+
+def test_places_order_what_was_fused(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[int] = []
+    walked: list[int] = []
+    real_keep, real_between, real = Graph.keep, Graph.between, Graph.ordered
+
+    def ordered(graph: Graph) -> object:
+        for n, node in graph.nodes.items():
+            for v in inputs(node):
+                assert v not in graph.maker or graph.place[graph.maker[v]] < graph.place[n]
+        return real(graph)
+
+    def between(graph: Graph, n: int, c: int) -> set[int]:
+        found = real_between(graph, n, c)
+        walked.append(len(found))
+        return found
+
+    monkeypatch.setattr(Graph, "keep", lambda g, n, c: (kept.append(n), real_keep(g, n, c)))
+    monkeypatch.setattr(Graph, "between", between)
+    monkeypatch.setattr(Graph, "ordered", ordered)
+    for program in (chain(40), *ONE):
+        fused(program)
+    assert kept and max(walked) < 20
 
 
 def test_two_steps_make_no_cycle_that_each_alone_would_not() -> None:
