@@ -97,6 +97,21 @@ def test_grad_modes_as_in_eager() -> None:
             same(b, a)
 
 
+def test_gradients_of_what_autocast_leaves_out_are_in_single() -> None:
+    def fn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return (x @ w).sin()
+    found = []
+    for run in (fn, rung(fn)):
+        args = [torch.linspace(-1, 1, n).view(-1, 8).requires_grad_() for n in (32, 64)]
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out = run(*args)
+        out.square().sum().backward()
+        found.append([out, *(x.grad for x in args)])
+    for a, b in zip(*found, strict=True):
+        same(b, a)
+
+
 Pair = namedtuple("Pair", "sum parts")
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
@@ -20,6 +20,7 @@ from torch import fx
 from torch._C._dynamo.guards import compute_overlapping_tensors
 from torch._decomp import get_decompositions
 from torch._decomp.decompositions import upsample_compute_output_size
+from torch._functorch import config as settings
 from torch._functorch._aot_autograd.subclass_utils import requires_subclass_dispatch
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import default_partition
@@ -78,7 +79,7 @@ def compile_graphs(gm: fx.GraphModule, example_inputs: Sequence[Any], forward: C
         return untraced(untraced(backward)(graph, inputs))
 
     build: Any = aot_module_simplified
-    with with_kernels(kernels, metas):
+    with with_kernels(kernels, metas), gradients_without_autocast():
         whole = build(
             gm, example_inputs, fw_compiler=forward, bw_compiler=later,
             inference_compiler=infer, partition_fn=partition,
@@ -86,6 +87,14 @@ def compile_graphs(gm: fx.GraphModule, example_inputs: Sequence[Any], forward: C
     if alone and isinstance(gm, fx.GraphModule):
         return unboxed(alone[0])
     return alone[0] if alone else untraced(whole)  # flattened: of a list, as `whole` is then
+
+
+def gradients_without_autocast() -> AbstractContextManager[object]:
+    """Traces gradients as eager computes them where `backward` is called outside of autocast, as
+    torch advises; what the user has set stays."""
+    own = settings.backward_pass_autocast != "same_as_forward"
+    off: AbstractContextManager[object] = settings.patch(backward_pass_autocast="off")
+    return nullcontext() if own else off
 
 
 def unboxed(run: Boxed) -> Function:
