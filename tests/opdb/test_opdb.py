@@ -71,7 +71,7 @@ def test_a_deep_models_gradients_are_judged_as_vectors() -> None:
         ours = [y.clone() for y in eager]
         ours[1][where] += by
         return difference(Outcome(grads=list(ours)), Outcome(grads=list(eager)),
-                          lambda: Outcome(grads=list(exact)), deep)
+                          lambda: Outcome(grads=list(exact)), list if deep else None)
     for where, by, deep, wrong in (
             (slice(1), 2e-2, True, False), (slice(1), 2e-2, False, True),
             (slice(20), 2e-2, True, True), (slice(1), 1.0, True, True)):
@@ -84,7 +84,17 @@ def test_a_gradient_is_held_against_eagers_median_error() -> None:
         exact, (1e-3, 1e-3, 0.0), strict=True)]
     for by, names in ((3e-3, {0, 1, 2}), (8e-3, {0, 1})):
         ours = [*eager[:2], (exact[2] + by).float()]
-        assert aligned(ours, eager, list(exact)) == {f"gradient {n}" for n in names}
+        assert aligned(ours, [eager], list(exact)) == {f"gradient {n}" for n in names}
+
+
+def test_a_gradient_is_held_against_the_farthest_of_eagers_runs() -> None:
+    exact = [torch.ones(100, dtype=torch.float64)] * 3
+    runs: list[list[torch.Tensor | None]] = [
+        [(e + by).float() for e, by in zip(exact, errors, strict=True)]
+        for errors in ((1e-3, 1e-3, 1e-3), (1e-3, 9e-3, 1e-3))]
+    ours = [(e + 2e-2).float() for e in exact]
+    assert aligned(list(ours), runs[:1], list(exact)) == set()
+    assert aligned(list(ours), runs, list(exact)) == {"gradient 1"}
 
 
 def test_the_page_counts_what_was_tried() -> None:

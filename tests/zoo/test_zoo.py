@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from zoo.__main__ import LATE, WAYS, by_name, page, units
 from zoo.models import names
-from zoo.trial import attempt
+from zoo.trial import attempt, nudged
 
 QUICK = ("phi3", "clip_text_model", "dinov2_with_registers", "chinese_clip_vision_model")
 
@@ -46,3 +47,11 @@ def test_the_page_counts_what_was_tried() -> None:
     assert "| a | 1.5 s | late |  | 1 |" in text and "| `aten.sort.default` | 1 |" in text
     assert text.count("| b |") == text.count("| c |") == 0
     assert "more than 60 s" in text and "2 trials, 1 passed" in text
+
+
+def test_nudged_parameters_are_rounded_otherwise() -> None:
+    model = torch.nn.Linear(40, 30)
+    made, again, other = (nudged(model, seed) for seed in (1, 1, 2))
+    assert torch.equal(made.weight, again.weight) and not torch.equal(made.weight, other.weight)
+    off = (made.weight - model.weight).abs() / model.weight.abs()
+    assert 0 < off.max() <= 2 * torch.finfo(torch.float32).eps
