@@ -21,7 +21,7 @@ from typing import TypeAlias
 
 from rung.core import origins, trace
 from rung.core.cost import HINT, behind, is_contraction, is_fold
-from rung.core.expr import Expr
+from rung.core.expr import ONE, Expr
 from rung.core.op import Func, Op, Value
 from rung.core.ops import Const
 from rung.core.types import axes_of
@@ -334,13 +334,27 @@ def judged(producer: Piece, consumer: Piece, kept: frozenset[Value], epochs: tup
         return str(declined)
     stored = [b for v, b in piece.outs.items() if v in kept]
     return (can_be(piece.func) or fits_kept(piece.func, stored)
-            or _grown(piece.func, producer.func, consumer.func) or piece)
+            or _grown(piece.func, producer.func, consumer.func)
+            or _fewer(piece.func, consumer.func) or piece)
 
 
 def _grown(fused: Func, producer: Func, consumer: Func) -> Reason | None:
     """A contraction whose nest has more points than before is computed again and again."""
     more = work(fused) > work(producer) + work(consumer)
     return "a contraction would be repeated" if more else None
+
+
+def _fewer(fused: Func, consumer: Func) -> Reason | None:
+    """An update adds as often as it did, though its subscripts vary along fewer axes."""
+    same = _updates(fused) == _updates(consumer)
+    return None if same else "updates of one element would be one"
+
+
+def _updates(func: Func) -> list[Expr]:
+    """How many times each combining store stores."""
+    extents = extents_of(func)
+    return [prod((extents[a] for a in op_axes(op)), start=ONE) for op in func.body.ops
+            if isinstance(op, Store) and op.combine]
 
 
 # --- the pass

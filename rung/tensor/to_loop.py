@@ -169,8 +169,8 @@ class _Maker:
         return self.one(replace(op.map({v: self.load(v, ()) for v in op.operands()}), results=()))
 
     def varying(self, value: Value, subs: Sequence[Expr], over: Sequence[Expr]) -> Value:
-        """An element of a tensor that is folded over some axes, over which it has to vary: what
-        is expanded along them is read as it is in memory."""
+        """An element of a tensor that is folded over some axes, or says where what varies over
+        them is added. It has to vary over them: what is expanded is read as it is in memory."""
         found = self.load(value, subs)
         if all(axis is ZERO or str(axis) in axes_of(found.type) for axis in over):
             return found
@@ -286,7 +286,8 @@ def _scatter(m: _Maker, op: Scatter) -> None:
     grid = m.grid(shape_of(op.src))
     into = m.param(op.x, "mutated")
     each = len(shape_of(op.at)) == len(grid)
-    at = m.load(op.at, grid if each else grid[op.dim:op.dim + 1])
+    along = grid[op.dim:op.dim + 1]
+    at = m.varying(op.at, grid if each else along, along)
     value = m.load(op.src, grid)
     m.updated.add(into)
     subs: tuple[Sub, ...] = (*grid[:op.dim], at, *grid[op.dim + 1:])

@@ -137,7 +137,14 @@ COMPILED = {
     "vector": case("scatter.src", tame((9,)), 0, torch.arange(60) * 5 % 9, tame((60,))),
     "fill": case("index_fill.int_Scalar", tame((9, 70)), 1, torch.arange(60) % 7 - 9, 0.5),
     "embedding": case("embedding_dense_backward", tame((60, 33)), torch.arange(60) * 5 % 9, 9, 2,
-                      False)}
+                      False),
+    "one place": case("index_add", tame((9, 37)), 0, torch.tensor([5]).expand(60), tame((60, 37))),
+    "places of one row": case("scatter_add", tame((9, 37)), 0, MANY[:1] % 9, tame((60, 37))),
+    "one row of places": case(  # of whole numbers: eager adds them in an order of its own
+        "index_put", tame((9, 37)).round(), [(torch.arange(15) % 9).expand(4, 15)],
+        tame((4, 15, 37)).round(), True),
+    "one row, again and again": case("scatter_add", tame((9, 37)), 0, (MANY[:1] % 9).expand(60, 37),
+                                     tame((1, 37)).expand(60, 37))}
 
 
 @pytest.fixture
