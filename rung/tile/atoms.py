@@ -14,18 +14,23 @@ from rung.core.expr import Expr
 from rung.core.machine import Machine
 from rung.core.op import Func, Op, Value
 from rung.core.ops import Cast, Map
-from rung.core.types import F32, DType, TensorType, dtype_of
+from rung.core.types import F32, DType, TensorType, dtype_of, shape_of
 from rung.loop import ir as loop
 from rung.tile.price import known
 
 
 @dataclass(frozen=True)
 class Operand:
-    """A parameter read with each of its dimensions along one whole axis."""
+    """A parameter read with each of its dimensions along one axis."""
 
     buffer: Value
     axes: tuple[str, ...]
     dims: tuple[int, ...]  # the dimensions that the axes run along; the others have size 1
+
+    def is_whole(self, extents: Mapping[str, Expr]) -> bool:
+        """Whether the axes reach all of the buffer, and not a slice."""
+        sizes = shape_of(self.buffer.type)
+        return all(extents[a] is sizes[n] for a, n in zip(self.axes, self.dims, strict=True))
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,10 @@ def match_matmul(kernel: Func) -> Matmul | None:
     found = _epilogue(store.value, main, made)
     sides = _operand(main.a, made, main.axis), _operand(main.b, made, main.axis)
     out = _plain(store)
+    bias = found[1] if found else None
+    extents = loop.extents_of(kernel)
+    if any(x and not x.is_whole(extents) for x in (*sides, out, bias)):
+        return None
     if found is None or None in sides or out is None or (main.combine, main.product) != (
             "add", "mul") or main.acc != F32:
         return None
@@ -117,7 +126,7 @@ def _operand(value: Value, made: Mapping[Value, Op], k: str) -> Operand | None:
 
 
 def _plain(op: loop.Load | loop.Store) -> Operand | None:
-    """The access as an operand, if each subscript is one axis, whole and once."""
+    """The access as an operand, if each subscript is one axis, once."""
     t = op.buf.type
     assert isinstance(t, TensorType)
     dims = tuple(n for n, (sub, size) in enumerate(zip(op.subs, t.shape, strict=True)) if not (
