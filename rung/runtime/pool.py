@@ -31,7 +31,10 @@ def take(count: int) -> Workspace:
         found = _free.pop()
     except IndexError:
         return Workspace(count)
-    return found if found.bytes >= count else Workspace(count)
+    if found.bytes < count:
+        del found  # its memory first
+        return Workspace(count)
+    return found
 
 
 give = _free.append

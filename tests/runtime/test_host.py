@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -164,6 +165,20 @@ def test_workspaces_are_used_again() -> None:
     assert pool.take(5000).bytes == 5000 and not pool._free
 
 
+def test_a_workspace_that_is_too_small_goes_before_the_larger_one_comes(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    pool._free.clear()
+    pool.give(pool.take(1000))
+    small = weakref.ref(pool._free[0].memory)
+    make = torch.empty
+
+    def alone(*args: Any, **rest: Any) -> torch.Tensor:
+        assert small() is None
+        return make(*args, **rest)
+    monkeypatch.setattr(pool.torch, "empty", alone)
+    assert pool.take(5000).bytes == 5000
+
+
 @pytest.mark.parametrize("make", [tensors.empty, tensors.new_memory])
 def test_new_memory_has_the_layout(make: Any) -> None:
     with torch.device("meta"):
@@ -175,3 +190,10 @@ def test_fit_keeps_expanded_dimensions() -> None:
     x = torch.randn(1, 4).expand(3, 4).contiguous()
     y = tensors.fit(x, (3, 4), (0, 1), x.dtype)
     assert torch.equal(x, y) and y.stride() == (0, 1)
+
+
+def test_fit_takes_any_stride_of_one_element() -> None:
+    x = torch.randn(3, 4).t().unsqueeze(1)
+    assert tensors.fit(x, (4, 1, 3), (1, 77, 4), x.dtype) is x
+    assert tensors.fit(x, (4, 1, 3), (3, 3, 1), x.dtype).is_contiguous()
+    assert tensors.fit(x, (4, 1, 3), (1, 77, 4), torch.bfloat16).dtype is torch.bfloat16
