@@ -7,6 +7,13 @@ from typing import Any
 
 import torch
 
+from rung import pipeline
+from rung.core import trace
+from rung.frontends.torch.calls import schema_of
+from rung.program.ir import Call
+
+Calls = Sequence[Sequence[Any]]
+
 
 def rung(fn: Callable[..., Any], strict: bool = True, **kwargs: Any) -> Callable[..., Any]:
     return torch.compile(fn, backend="rung", options={"strict": strict}, **kwargs)
@@ -81,3 +88,17 @@ def agrees(fn: Callable[..., Any], args: Sequence[Any], exact: bool = False, str
         assert got_sharing == want_sharing
         for a, b in zip([*got, *got_grads, *ours], [*want, *want_grads, *theirs], strict=True):
             same(a, b, exact)
+
+
+def calls_left(fn: Callable[..., Any], calls: Calls, **kwargs: Any) -> set[str]:
+    """Operators that are called in the graphs of `fn`, whose results are eager's; each graph is
+    compiled, and there are kernels."""
+    run = rung(fn, **kwargs)
+    with trace.listen() as events:
+        for args in calls:
+            for got, want in zip(leaves(run(*args)), leaves(fn(*args)), strict=True):
+                same(got, want)
+    stages: list[pipeline.Stages] = [e.data["stages"] for e in events if e.kind == "compiled"]
+    assert any(s.modules["kernel"].kernels for s in stages)
+    return {op.target for s in stages for op in s.modules["kernel"].main.body.ops
+            if isinstance(op, Call) and schema_of(op.target)} - {"aten.scalar_tensor.default"}

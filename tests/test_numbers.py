@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from agreement import leaves, rung, same
+from agreement import Calls, calls_left, rung, same
 from torch.nn import functional as F
-
-from rung import pipeline
-from rung.core import trace
-from rung.frontends.torch.calls import schema_of
-from rung.program.ir import Call
-
-Calls = Sequence[Sequence[Any]]
 
 pytestmark = pytest.mark.usefixtures("fresh")
 
@@ -27,20 +20,6 @@ def dynamic() -> Iterator[None]:
     with torch._dynamo.config.patch(capture_scalar_outputs=True,
                                     capture_dynamic_output_shape_ops=True):
         yield
-
-
-def calls_left(fn: Callable[..., Any], calls: Calls, **kwargs: Any) -> set[str]:
-    """Operators that are called in the graphs of `fn`, whose results are eager's; each graph is
-    compiled, and there are kernels."""
-    run = rung(fn, **kwargs)
-    with trace.listen() as events:
-        for args in calls:
-            for got, want in zip(leaves(run(*args)), leaves(fn(*args)), strict=True):
-                same(got, want)
-    stages: list[pipeline.Stages] = [e.data["stages"] for e in events if e.kind == "compiled"]
-    assert any(s.modules["kernel"].kernels for s in stages)
-    return {op.target for s in stages for op in s.modules["kernel"].main.body.ops
-            if isinstance(op, Call) and schema_of(op.target)} - {"aten.scalar_tensor.default"}
 
 
 def sizes(*dtypes: torch.dtype) -> Calls:

@@ -27,7 +27,7 @@ class Executable:
 
     def __init__(self, code: Code, target: Target, launches: Mapping[str, Launch],
                  libraries: Mapping[str, Callable[..., torch.Tensor]],
-                 constants: Sequence[torch.Tensor] = (), lines: Mapping[str, str] | None = None):
+                 constants: Sequence[object] = (), lines: Mapping[str, str] | None = None):
         self.code, self.text = code, code.text
         known = lines or {}
         self.names: dict[str, Any] = {**HELPERS, "lines": known}

@@ -140,10 +140,13 @@ def _sizes(kind: TensorType, interp: Interp) -> list[int]:
 
 
 def draw(program: Func, sizes: Mapping[str, int] | None = None, seed: int = 0) -> list[Any] | None:
-    """Random arguments, integers 0 or 1 so that they can be indices; None if they are too large."""
+    """Random arguments, integers 0 or 1 so that they can be indices; None if they are too large, or
+    no tensors and sizes."""
     rng = np.random.default_rng(seed)
     known = _Sizes(sizes or {})
     out: list[Any] = []
+    if not all(isinstance(p.type, TensorType | IndexType) for p in program.params):
+        return None
     for p in program.params:
         if not isinstance(p.type, TensorType):
             out.append(np.asarray(known[p.name]))

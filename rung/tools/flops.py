@@ -22,7 +22,7 @@ from rung.core.machine import Machine
 from rung.core.op import Block, Func, Op, Value
 from rung.core.types import TensorType
 from rung.frontends.torch.aten import is_view
-from rung.frontends.torch.calls import DTYPES, overload, to_torch
+from rung.frontends.torch.calls import DTYPES, overload, schema_of, to_torch
 from rung.program.ir import Apply, Call, Composite, KernelCall, Module, Write
 from rung.program.views import is_view as is_free
 from rung.tensor.ir import Contract
@@ -77,6 +77,8 @@ def _ops(module: Module, block: Block) -> Iterator[Op]:
 
 
 def _formula(target: str) -> Callable[..., int] | None:
+    if not schema_of(target):
+        return None
     packet = overload(target).overloadpacket
     if target.split(".")[1].startswith(ATTENTION) and "backward" not in target:
         packet = torch.ops.aten._scaled_dot_product_flash_attention

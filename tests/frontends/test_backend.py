@@ -317,18 +317,6 @@ def test_what_is_unsupported_runs_as_it_is(strict: bool, pipeline: OraclePipelin
         "a graph runs without rung: Unsupported: not today"]
 
 
-def test_higher_order_ops_run_as_they_are(pipeline: OraclePipeline,
-                                          caplog: pytest.LogCaptureFixture) -> None:
-    def fn(x: Tensor) -> Any:
-        return torch.cond(x.sum() > 0, lambda t: t + 1, lambda t: t - 1, (x,))
-
-    backend.reset()
-    with caplog.at_level(logging.WARNING, logger="rung"):
-        run = torch.compile(fn, backend=backend.rung)
-        check_close(run(torch.ones(3)), torch.ones(3) + 1)
-    assert pipeline.lowered == [] and "attribute true_graph_0, which is no tensor" in caplog.text
-
-
 @pytest.mark.parametrize(("options", "message"), [
     ({"speed": 9}, "no option 'speed'; it has target, precision, mappings, strict"),
     ({"target": "z80"}, "no target 'z80'; it has cpu"),

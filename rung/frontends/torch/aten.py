@@ -350,7 +350,7 @@ def plain(kind: Type) -> Type:
 
 def is_view(op: Op | None) -> bool:
     """Whether an op is a call whose results share the memory of its first operand."""
-    if not isinstance(op, Call) or not schema_of(op.target):
+    if not isinstance(op, Call) or not op.operands() or not schema_of(op.target):
         return False
     schema = overload(op.target)._schema
     return not schema.is_mutable and any(r.alias_info is not None for r in schema.returns)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ import torch
 from rung.core.expr import Expr
 from rung.core.op import Value
 from rung.core.types import DType, TensorType
+from rung.frontends.torch.higher import APPLY
 from rung.frontends.torch.importer import TORCH_DTYPES
 from rung.program.ir import Call, Composite
 
@@ -29,10 +30,7 @@ def overload(target: str) -> torch._ops.OpOverload:
 @cache
 def callee(target: str) -> Callable[..., object]:
     """What a call's target names: an operator, or a function of numbers such as `math.floor`."""
-    if target.count(".") == 2:
-        return overload(target)
-    module, name = target.split(".")
-    found: Callable[..., object] = getattr(import_module(module), name)
+    found: Callable[..., object] = (overload if target.count(".") == 2 else resolve_name)(target)
     return found
 
 
@@ -57,9 +55,8 @@ def bind(call: Call) -> tuple[Any, ...]:
 def gives_one(target: str) -> bool:
     """Whether a call gives its one result as it is, and not in a list or tuple."""
     if not schema_of(target):
-        return True
-    returns = overload(target)._schema.returns
-    return len(returns) == 1 and str(returns[0].type) in ("Tensor", "number")
+        return target != APPLY
+    return [str(r.type) for r in overload(target)._schema.returns] in (["Tensor"], ["number"])
 
 
 def is_number(x: object) -> bool:

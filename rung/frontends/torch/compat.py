@@ -6,7 +6,7 @@ Nothing here may import `torch._inductor`, which is slow to load.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,7 +16,7 @@ from types import CodeType
 from typing import Any, TypeAlias
 
 import torch
-from torch import fx
+from torch import _prims_common, fx
 from torch._C._dynamo.guards import compute_overlapping_tensors
 from torch._decomp import get_decompositions
 from torch._decomp.decompositions import upsample_compute_output_size
@@ -27,10 +27,6 @@ from torch._functorch.partitioners import default_partition
 from torch._guards import TracingContext
 from torch._higher_order_ops.effects import with_effects
 from torch._ops import OperatorBase, OpOverload
-from torch._prims_common import (
-    compute_elementwise_output_logical_to_physical_perm,
-    suggest_memory_format,
-)
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._python_dispatch import _disable_current_modes as untraced_values
 from torch.utils.checkpoint import CheckpointPolicy
@@ -43,7 +39,7 @@ Compiler = Callable[[fx.GraphModule, Sequence[Any]], Function]
 Boxed = Callable[[list[Any]], Sequence[Any]]
 
 __all__ = ["OpOverload", "OperatorBase", "default_partition", "get_decompositions",
-           "suggest_memory_format", "unset_fake_temporarily", "untraced_values", "with_effects"]
+           "unset_fake_temporarily", "untraced_values", "with_effects"]
 
 
 def compile_graphs(gm: fx.GraphModule, example_inputs: Sequence[Any], forward: Compiler,
@@ -148,13 +144,14 @@ def with_kernels(kernels: Mapping[OpOverload, Function | None],
             op._dispatch_cache.clear()
 
 
+suggest_memory_format = _prims_common.suggest_memory_format
 output_size: Callable[..., list[Any]] = upsample_compute_output_size
 
 
 def memory_order(x: torch.Tensor) -> list[int]:
     """The dimensions of a dense tensor in the layout of `x`, from the outermost to the innermost;
     asking for it installs no guard."""
-    order, _ = compute_elementwise_output_logical_to_physical_perm(x)
+    order, _ = _prims_common.compute_elementwise_output_logical_to_physical_perm(x)
     return order
 
 
@@ -335,9 +332,3 @@ def is_signed(size: torch.SymInt, e: Sympy) -> bool:
     """Whether `e`, of symbols such as those of `size`, may be negative, as an integer argument of
     the user may."""
     return bool(size.node.shape_env.bound_sympy(e).lower < 0)
-
-
-def size_symbols(size: torch.SymInt) -> Collection[object]:
-    """The symbols of sympy that were made in the compilation that `size` is of."""
-    found: Collection[object] = size.node.shape_env.var_to_range
-    return found

@@ -7,11 +7,11 @@ Sizes become `Expr`s here, and sympy goes no further. Other numbers are computed
 are sizes that no `Expr` is equal to: they get a symbol of their own.
 
     sym_min = torch.sym_min(arg0_1, 5);  truediv = 1 / arg0_1
-    u0 = call builtins.min(5, size(s0)) : index
+    u10000 = call builtins.min(5, size(s0)) : index
     truediv = call _operator.truediv(1, size(s0)) : f64
 
-What the program cannot say (higher-order ops, subclasses, several devices) raises Unsupported: the
-graph then runs as it is.
+What the program cannot say (subclasses, several devices) raises Unsupported: the graph then runs as
+it is.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from __future__ import annotations
 import operator
 import os
 import re
-import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
+from pkgutil import resolve_name
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import fx
+from torch.utils._pytree import tree_map
 
 from rung.core import origins
 from rung.core.errors import Unsupported
@@ -36,7 +37,8 @@ from rung.core.expr import ONE, Expr, is_size, may_be_negative, sym
 from rung.core.op import Block, Func, Names, Op, Value
 from rung.core.origins import Origin
 from rung.core.types import BOOL, DTYPES, FLOAT, INDEX, DType, TensorType, Type, VecType, shape_of
-from rung.frontends.torch.compat import Sympy, is_signed, size_expr, size_symbols, with_effects
+from rung.frontends.torch.compat import Sympy, is_signed, size_expr, with_effects
+from rung.frontends.torch.higher import APPLY, FUNCTION, Applied
 from rung.program import ir as program
 
 TORCH_DTYPES: dict[torch.dtype, DType] = {getattr(torch, name): DTYPES[ours] for name, ours in (
@@ -55,7 +57,7 @@ class Imported:
     tensors of `results`."""
 
     func: Func
-    constants: tuple[torch.Tensor, ...]
+    constants: tuple[torch.Tensor | Applied, ...]
     results: tuple[Result, ...]
     tokens: int = 0  # at the front, by which torch orders effects, and which hold nothing
 
@@ -69,19 +71,10 @@ def import_graph(gm: fx.GraphModule, name: str = "main",
     return _Importer(gm, frozenset(static)).run(name)
 
 
-def _symbols_alone(e: Sympy, args: Sequence[Expr]) -> Expr:
-    if not e.is_Symbol:
-        raise Unsupported(f"size {e}")
-    return sym(e.name)
-
-
-Other = Callable[[Sympy, Sequence[Expr]], Expr]
-
-
 def to_expr(e: Sympy, known: Mapping[Sympy, Expr] = MappingProxyType({}),
-            other: Other = _symbols_alone) -> Expr:
+            other: Callable[[Sympy, Sequence[Expr]], Expr] | None = None) -> Expr:
     """A sympy expression of a size, in which some are `known`. `other` gives symbols, and other
-    functions of arguments than + * // % of sizes; Unsupported where it does not."""
+    functions of arguments than + * // % of sizes; Unsupported where nothing does."""
     if e in known or e.is_Integer:
         return known[e] if e in known else Expr.of(int(e))
     args = [to_expr(x, known, other) for x in e.args]
@@ -103,7 +96,9 @@ def to_expr(e: Sympy, known: Mapping[Sympy, Expr] = MappingProxyType({}),
             return x // y % z
         case "Max", [x, y] if ONE in (x, y) and _are_sizes(args):
             return y if x is ONE else x  # strides of sizes that could be 0
-    return other(e, args)
+    if other is None and not e.is_Symbol:
+        raise Unsupported(f"size {e}")
+    return other(e, args) if other else sym(e.name)
 
 
 def _are_sizes(args: Sequence[Expr]) -> bool:
@@ -121,14 +116,14 @@ FUNCTIONS = {"Max": "builtins.max", "Min": "builtins.min", "Abs": "builtins.abs"
 """Sympy's names of functions of integers that the host computes."""
 
 
-def function_name(function: Callable[..., object]) -> str:
+def function_name(function: object) -> str:
     """The target of a call of an operator or of a function of numbers."""
     if isinstance(function, torch._ops.OpOverload):
         return str(function)
-    module, name = function.__module__, function.__name__
-    if getattr(sys.modules.get(module), name, None) is not function:
-        raise Unsupported(f"{module}.{name}")
-    return f"{module}.{name}"
+    name = f"{function.__module__}.{getattr(function, '__name__', '')}"
+    if name.count(".") > 1 or resolve_name(name) is not function:
+        raise Unsupported(name)
+    return name
 
 
 def dtype_of(dtype: torch.dtype, negated: bool = False) -> DType:
@@ -192,9 +187,10 @@ class _Importer:
         self.env: dict[fx.Node, Any] = {}
         self.params: list[Value] = []
         self.tokens = 0
-        self.constants: dict[str, tuple[Value, torch.Tensor]] = {}
+        self.constants: dict[str, tuple[Value, torch.Tensor | Applied]] = {}
         self.ops: list[Op] = []
         self.computes = False
+        self.fresh = count(10000)  # torch's own symbols have lower numbers
         self.unread: set[str] = set()  # sizes that the result of a call tells
         self.devices: set[torch.device] = set()
         self.known: dict[Sympy, Expr] = {}  # what sympy's expressions are called here
@@ -208,7 +204,7 @@ class _Importer:
                 case "placeholder":
                     self._placeholder(node)
                 case "get_attr":
-                    self.env[node] = self._constant(str(node.target))
+                    self._constant(node)
                 case "call_function":
                     self._function(node)
                 case "output":
@@ -232,7 +228,8 @@ class _Importer:
             return
         val: Any = node.meta.get("val")
         kind = self._type(val)
-        role = "mutated" if node in self.written else "input"
+        role = "" if not isinstance(kind, TensorType) else (
+            "mutated" if node in self.written else "input")
         if self.tokens + len(self.params) in self.static and role == "input":
             role = "param"
         hint = node.name
@@ -240,26 +237,21 @@ class _Importer:
             size = self.env[node] = self._size(val)
             taken = {p.name for p in self.params}
             hint = str(size) if size.is_symbol() and str(size) not in taken else hint
-        if not isinstance(kind, TensorType):
-            role = ""
         value = self._value(hint, kind, role)
         self.params.append(value)
         self.env.setdefault(node, value)
 
-    def _constant(self, path: str) -> Value:
-        if path not in self.constants:
-            tensor = operator.attrgetter(path)(self.gm)
-            if not isinstance(tensor, torch.Tensor):
-                raise Unsupported(f"the graph's attribute {path}, which is no tensor")
-            kind = self._type(tensor)
-            value = self._value(path.replace(".", "_").lstrip("_"), kind, "const")
-            self.constants[path] = value, tensor
-        return self.constants[path][0]
+    def _constant(self, node: fx.Node) -> None:
+        path = str(node.target)
+        found = operator.attrgetter(path)(self.gm)
+        if isinstance(found, torch.Tensor) and path not in self.constants:
+            value = self._value(path.replace(".", "_").lstrip("_"), self._type(found), "const")
+            self.constants[path] = value, found
+        self.env[node] = self.constants[path][0] if path in self.constants else found
 
     def _value(self, hint: str, kind: Type, role: str = "") -> Value:
         """A new value; one that is a size is called by its symbol, as types refer to it."""
-        name = hint if kind == INDEX and is_size(hint) else self.names(hint)
-        return Value(name, kind, role)
+        return Value(hint if kind == INDEX and is_size(hint) else self.names(hint), kind, role)
 
     def _type(self, val: Any) -> Type:
         if isinstance(val, torch.Tensor):
@@ -277,10 +269,10 @@ class _Importer:
             if not e.is_Symbol and target is None:
                 raise Unsupported(f"size {e}")
             signed = is_signed(x, e)
+            self.known[e] = sym(e.name) if e.is_Symbol and not signed else self._host(
+                target, args, signed)
             if self.computes and e.is_Symbol:
-                self.unread.add(e.name)
-            self.known[e] = self._host(target, args, x, signed) if target else sym(
-                self._symbol(x, signed) if signed else e.name)
+                self.unread.add(str(self.known[e]))
             return self.known[e]
 
         return to_expr(size_expr(x), self.known, other)
@@ -289,20 +281,13 @@ class _Importer:
         """A size or stride of a tensor: what is in it is not negative."""
         size = self._size(x)
         if may_be_negative(size) and isinstance(x, torch.SymInt):
-            size = self.known[size_expr(x)] = self._host("builtins.int", (size,), x)
+            size = self.known[size_expr(x)] = self._host("builtins.int", (size,))
         return size
 
-    def _symbol(self, x: torch.SymInt, signed: bool) -> str:
-        """A new name for a size, or for a number that may be negative."""
-        taken = {str(s) for s in (*size_symbols(x), *self.known.values())}
-        names = (f"{'z' if signed else 'u'}{n}" for n in count())
-        return next(name for name in names if name not in taken)
-
-    def _host(self, target: str, args: Sequence[object], x: torch.SymInt, signed: bool = False
-              ) -> Expr:
-        """A symbol for an integer that the host computes, or is given."""
-        name = self._symbol(x, signed)
-        if self.computes:
+    def _host(self, target: str | None, args: Sequence[object], signed: bool = False) -> Expr:
+        """A new symbol for an integer that the host computes, or is given."""
+        name = f"{'z' if signed else 'u'}{next(self.fresh)}"
+        if self.computes and target:
             self._compute(Value(name, INDEX), target, args)
         return sym(name)
 
@@ -317,49 +302,63 @@ class _Importer:
         if isinstance(x, int | torch.SymInt) and not isinstance(x, bool):
             with suppress(Unsupported):
                 return self._size(x)
-        if isinstance(x, bool | float):
-            return x
-        assert callable(node.target)
         target, args = function_name(node.target), tuple(map(self._arg, node.args))
         if isinstance(x, torch.SymInt):
             e = size_expr(x)
-            self.known[e] = self._host(target, args, x, is_signed(x, e))
-            return self.known[e]
+            return self.known.setdefault(e, self._host(target, args, is_signed(x, e)))
         return self._compute(self._value(node.name, type_of(x)), target, args)
 
     def _function(self, node: fx.Node) -> None:
         val = node.meta.get("val")
         if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
             self.env[node] = self.env[node.args[0]][node.args[1]]
-        elif isinstance(val, NUMBERS) and _is_size(node.target):
+        elif isinstance(val, NUMBERS) and (not isinstance(node.target, torch._ops.OpOverload)
+                                           or str(node.target).startswith("aten.sym_")):
             self.env[node] = self._number(node)
         elif _writes_back(node):
             dst, src = (self._arg(x) for x in node.args[:2])
             self._add(node, program.Write(dst, src), None)
             self.env[node] = src  # the graph may return what it wrote
         elif isinstance(node.target, torch._ops.OpOverload):
-            self._call(node, node.target, node.args, val, effect_of(node))
+            self._call(node, node.target, node.args, node.kwargs, val, effect_of(node))
         elif node.target is with_effects:  # (token, op, *arguments), and gives (token, *results)
             _, op, *args = node.args
             _, *made = node.meta["val"]
-            self._call(node, op, args, made[0] if len(made) == 1 else tuple(made), "ordered")
+            self._call(node, op, args, node.kwargs, made[0] if len(made) == 1 else tuple(made),
+                       "ordered")
             found = self.env[node] if len(made) > 1 else (self.env[node],)
             self.env[node] = (None, *found)
+        elif isinstance(node.target, torch._ops.HigherOrderOperator):
+            self._higher(node, node.target, val)
         else:
             raise Unsupported(f"{node.target}")
 
-    def _call(self, node: fx.Node, op: object, args: Sequence[object], val: object,
-              effect: str) -> None:
+    def _higher(self, node: fx.Node, target: Callable[..., object], val: object) -> None:
+        operands: dict[Value | Expr, None] = {}
+
+        def leaf(x: object) -> object:
+            if isinstance(x, fx.Node):
+                x = self.env[x] if x.op == "get_attr" else self._arg(x)
+            operands.update({x: None} if isinstance(x, Value | Expr) else {})
+            return x
+
+        args = tree_map(leaf, (node.args, dict(node.kwargs)))
+        function = self._value(node.name, FUNCTION, "const")
+        self.constants[f"{node.name}()"] = function, Applied(target, args, tuple(operands))
+        self._call(node, APPLY, (function, *operands), {}, val, "ordered")
+
+    def _call(self, node: fx.Node, op: object, args: Sequence[object],
+              named: Mapping[str, object], val: object, effect: str) -> None:
         types = tuple(self._type(v) for v in _leaves(val))
         given = (*(("", self._arg(a)) for a in args),
-                 *((k, self._arg(a)) for k, a in node.kwargs.items()))
+                 *((k, self._arg(a)) for k, a in named.items()))
         self._add(node, program.Call(str(op), given, types, effect), val)
 
     def _add(self, node: fx.Node, op: program.Call | program.Write, val: Any) -> None:
         op.check()
-        hints = (str(self._size(v)) if isinstance(v, torch.SymInt) else node.name
-                 for v in _leaves(val))
-        values = tuple(self._value(h, t) for h, t in zip(hints, op.infer(), strict=True))
+        sizes = [self._size(v) if isinstance(v, torch.SymInt) else None for v in _leaves(val)]
+        values = tuple(self._value(str(n) if str(n) in self.unread else node.name, t)
+                       for n, t in zip(sizes, op.infer(), strict=True))
         self.ops.append(replace(op, results=values))
         for value in values:
             origins.record(value, [origin_of(node)])
@@ -368,22 +367,21 @@ class _Importer:
                 if size in self.unread:
                     self.unread.discard(size)
                     self._compute(Value(size, INDEX), "aten.sym_size.int", (value, dim))
-        self.env[node] = _like(val, (sym(v.name) if v.type == INDEX else v for v in values))
+        found = (v if n is None else n for n, v in zip(sizes, values, strict=True))
+        self.env[node] = _like(val, found)
 
     def _arg(self, x: Any) -> Any:
         """An argument of a node as one of a `call`."""
         match x:
             case fx.Node():
                 found = self.env.get(x)
-                if found is None:
+                if found is None or isinstance(found, fx.GraphModule):
                     raise Unsupported(f"the value of {x.target} as an operand")
                 return found
-            case None | bool() | int() | float() | str():
+            case None | bool() | int() | float() | complex() | str() | Value() | Expr():
                 return x
             case tuple() | list():
                 return tuple(self._arg(y) for y in x)
-            case torch.SymInt():
-                return self._size(x)
             case torch.dtype():
                 return TORCH_DTYPES.get(x, f"dtype:{x}")
             case torch.device() | torch.layout() | torch.memory_format():
@@ -391,19 +389,12 @@ class _Importer:
         raise Unsupported(f"an argument of {type(x).__name__}")
 
     def _result(self, x: Any) -> Result:
-        if x is None or isinstance(x, int):
-            return x
         found = self.env.get(x, x)
-        if found is not None and not isinstance(found, Value | Expr | bool | float):
+        if found is not None and not isinstance(found, Value | Expr | int):
             raise Unsupported(f"the value of {x} as a result")
         if isinstance(found, Expr) and not found.symbols() <= {p.name for p in self.params}:
             return self._compute(self._value("size", INDEX), "builtins.int", (found,))
         return found
-
-
-def _is_size(target: Any) -> bool:
-    """Whether a node with a size as its result only computes with sizes."""
-    return not isinstance(target, torch._ops.OpOverload) or str(target).startswith("aten.sym_")
 
 
 def _writes_back(node: fx.Node) -> bool:

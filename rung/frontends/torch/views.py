@@ -11,7 +11,6 @@ from rung.core.expr import ZERO, Expr
 from rung.core.op import Value
 from rung.core.types import BOOL
 from rung.frontends.torch import shapes
-from rung.frontends.torch.calls import is_number
 from rung.frontends.torch.emit import Emit, Number, Operand, axis_exprs, dimension
 from rung.tensor.ir import Concat, Full, Iota, shape_of
 
@@ -346,8 +345,6 @@ def triangle(lower: bool) -> Build:
 def full(e: Emit, value: Operand) -> Value:
     """The result's shape, filled with one number."""
     if isinstance(value, Expr | Value):
-        if not is_number(value):
-            raise Unsupported("a fill that is a tensor")
         return e.expand(e.value(value, e.dtype), e.shape)
     return e.op(Full(e.literal(value, e.dtype), e.dtype, e.shape))
 

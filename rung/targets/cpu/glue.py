@@ -42,7 +42,7 @@ def kind_of(kind: str) -> int:
 
 def bind(signature: Signature, entry: int, layout: int, owner: object, slow: Launch,
          refuse: Callable[[int, int, int], None], empty: Callable[..., torch.Tensor],
-         constants: Sequence[torch.Tensor] = ()) -> Launch:
+         constants: Sequence[object] = ()) -> Launch:
     """`slow`, done in C where that can be. `entry` and `layout` are addresses in a library that
     `owner` keeps loaded; `refuse` raises the error of a check."""
     module = glue()
