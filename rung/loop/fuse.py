@@ -345,16 +345,11 @@ def _grown(fused: Func, producer: Func, consumer: Func) -> Reason | None:
 
 
 def _fewer(fused: Func, consumer: Func) -> Reason | None:
-    """An update adds as often as it did, though its subscripts vary along fewer axes."""
-    same = _updates(fused) == _updates(consumer)
-    return None if same else "updates of one element would be one"
-
-
-def _updates(func: Func) -> list[Expr]:
-    """How many times each combining store stores."""
-    extents = extents_of(func)
-    return [prod((extents[a] for a in op_axes(op)), start=ONE) for op in func.body.ops
-            if isinstance(op, Store) and op.combine]
+    """An update adds as often as it did, though its subscripts may vary along fewer axes."""
+    before, after = ([prod((extents_of(func)[a] for a in op_axes(op)), start=ONE)
+                      for op in func.body.ops if isinstance(op, Store) and op.combine]
+                     for func in (consumer, fused))
+    return None if before == after else "updates of one element would be one"
 
 
 # --- the pass

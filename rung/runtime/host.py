@@ -34,7 +34,7 @@ from rung.core.errors import LoweringError
 from rung.core.expr import Expr
 from rung.core.op import Op, Value
 from rung.core.types import BF16, F16, DType, IndexType, TensorType, dtype_of, shape_of
-from rung.frontends.torch.calls import DTYPES, gives_one
+from rung.frontends.torch.calls import DTYPES, fit, gives_one
 from rung.program import memory
 from rung.program.ir import Call, Check, KernelCall, Module, Return, Write
 from rung.program.memory import Step, Storage
@@ -44,7 +44,7 @@ from rung.runtime.stretches import Builder, Built, Part, buffers, native, parts
 from rung.runtime.tensors import Site
 from rung.targets.base import Signature, Stretch, buffers_of, strides_of
 
-HELPERS = {"take": pool.take, "give": pool.give, "empty": tensors.empty, "fit": tensors.fit,
+HELPERS = {"take": pool.take, "give": pool.give, "empty": tensors.empty, "fit": fit,
            "leaves": tensors.leaves, "check": tensors.check, "bump": tensors.bump, "torch": torch}
 
 

@@ -25,22 +25,6 @@ bump = torch.autograd.graph.increment_version
 """Tell autograd that a tensor has changed."""
 
 
-def fit(x: torch.Tensor, shape: Sequence[int], strides: Sequence[int],
-        dtype: torch.dtype) -> torch.Tensor:
-    """A copy of `x`, of this shape and type, with these strides; those of 0 say that it is
-    expanded. `x` itself where only strides of dimensions of size 1 are others."""
-    known = zip(x.shape, x.stride(), strides, strict=True)
-    if x.dtype is dtype and all(n == 1 or a == b for n, a, b in known):
-        return x
-    small = x
-    for dim, stride in enumerate(strides):
-        if stride == 0:
-            small = small.narrow(dim, 0, min(1, shape[dim]))
-    made = torch.empty_strided(small.shape, tuple(strides), dtype=dtype, device=x.device)
-    made.copy_(small)
-    return made if small is x else made.expand(tuple(shape))
-
-
 def cloned(args: Sequence[Any]) -> list[Any]:
     """Copies of the tensors among `args`, with their strides; those that share memory still do."""
     memory: dict[int, torch.UntypedStorage] = {}

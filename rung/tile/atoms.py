@@ -29,8 +29,8 @@ class Operand:
 
     def is_whole(self, extents: Mapping[str, Expr]) -> bool:
         """Whether the axes reach all of the buffer, and not a slice."""
-        sizes = shape_of(self.buffer.type)
-        return all(extents[a] is sizes[n] for a, n in zip(self.axes, self.dims, strict=True))
+        return all(extents[a] is shape_of(self.buffer.type)[n]
+                   for a, n in zip(self.axes, self.dims, strict=True))
 
 
 @dataclass(frozen=True)
@@ -79,16 +79,15 @@ def match_matmul(kernel: Func) -> Matmul | None:
     found = _epilogue(store.value, main, made)
     sides = _operand(main.a, made, main.axis), _operand(main.b, made, main.axis)
     out = _plain(store)
-    bias = found[1] if found else None
-    extents = loop.extents_of(kernel)
-    if any(x and not x.is_whole(extents) for x in (*sides, out, bias)):
-        return None
     if found is None or None in sides or out is None or (main.combine, main.product) != (
             "add", "mul") or main.acc != F32:
         return None
     seen, bias, post = found
     a, b = sides
     assert a is not None and b is not None
+    extents = loop.extents_of(kernel)
+    if not all(x.is_whole(extents) for x in (a, b, out, bias) if x):
+        return None
     used = 3 + len(seen) + sum(isinstance(made[x], Cast) for x in main.args)
     if len({main.a, main.b}) != 2 or used + 1 != len(ops):
         return None

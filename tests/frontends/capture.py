@@ -6,17 +6,47 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from rung.core import trace
-from rung.core.op import Func
+from rung.core.interp import Interp, bind_sizes
+from rung.core.op import Func, Value
 from rung.core.parse import parse_module
+from rung.core.types import INDEX, TensorType
 from rung.core.verify import verify
+from rung.frontends.torch import oracle
 from rung.frontends.torch.aten import lower
 from rung.frontends.torch.importer import Imported, import_graph
-from rung.frontends.torch.oracle import run_program
 from rung.program import ir as program
+
+
+def run_program(func: Func, inputs: Sequence[torch.Tensor | int]) -> tuple[torch.Tensor, ...]:
+    """The results of `func` with the strides of their types; mutated parameters are updated.
+
+    `inputs` are the graph's inputs, then the constants. Calls that are left run through torch.
+    """
+    sizes = sizes_of(func.params, inputs)
+    interp = Interp(sizes)
+    interp.callees["call"] = oracle.run
+    for param, x in zip(func.params, inputs, strict=True):
+        interp.values[param] = oracle.to_numpy(x) if isinstance(x, torch.Tensor) else np.asarray(x)
+    out = interp.block(func.body)
+    for param, x in zip(func.params, inputs, strict=True):
+        if param.role == "mutated" and isinstance(x, torch.Tensor):
+            x.copy_(oracle.to_tensor(interp.values[param], param.type))
+    values = func.body.last.operands()
+    return tuple(oracle.laid_out(oracle.to_tensor(x, v.type), v, sizes)
+                 for x, v in zip(out, values, strict=True))
+
+
+def sizes_of(params: Sequence[Value], inputs: Sequence[torch.Tensor | int]) -> dict[str, int]:
+    """The size symbols' values, from sizes passed as such and from shapes."""
+    pairs = list(zip(params, inputs, strict=True))
+    sizes = bind_sizes([(p.type.shape, x.shape) for p, x in pairs
+                        if isinstance(p.type, TensorType) and isinstance(x, torch.Tensor)])
+    return sizes | {p.name: int(x) for p, x in pairs if p.type == INDEX}
 
 
 def traced(fn: Callable[..., Any], args: Sequence[Any], mode: str = "fake") -> Imported:

@@ -16,6 +16,7 @@ from rung.core.errors import LoweringError
 from rung.core.expr import Expr
 from rung.core.op import Builder, Func, Names, Value
 from rung.core.types import F32, I64, DType, TensorType
+from rung.frontends.torch.calls import fit
 from rung.program.ir import Call, Check, Module, Return, Write
 from rung.runtime import pool, tensors
 from rung.runtime.executable import Executable
@@ -188,12 +189,12 @@ def test_new_memory_has_the_layout(make: Any) -> None:
 
 def test_fit_keeps_expanded_dimensions() -> None:
     x = torch.randn(1, 4).expand(3, 4).contiguous()
-    y = tensors.fit(x, (3, 4), (0, 1), x.dtype)
+    y = fit(x, (3, 4), (0, 1), x.dtype)
     assert torch.equal(x, y) and y.stride() == (0, 1)
 
 
 def test_fit_takes_any_stride_of_one_element() -> None:
     x = torch.randn(3, 4).t().unsqueeze(1)
-    assert tensors.fit(x, (4, 1, 3), (1, 77, 4), x.dtype) is x
-    assert tensors.fit(x, (4, 1, 3), (3, 3, 1), x.dtype).is_contiguous()
-    assert tensors.fit(x, (4, 1, 3), (1, 77, 4), torch.bfloat16).dtype is torch.bfloat16
+    assert fit(x, (4, 1, 3), (1, 77, 4), x.dtype) is x
+    assert fit(x, (4, 1, 3), (3, 3, 1), x.dtype).is_contiguous()
+    assert fit(x, (4, 1, 3), (1, 77, 4), torch.bfloat16).dtype is torch.bfloat16

@@ -1,8 +1,8 @@
-"""Running the calls of a program through torch, and binding their arguments to a schema."""
+"""Running the calls of a program through torch, on arguments bound to a schema and laid out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pkgutil import resolve_name
 from typing import Any
@@ -108,3 +108,16 @@ def to_torch(x: Any, value: Callable[[Value], Any], sizes: Mapping[str, int]) ->
             if kind in ("dtype", "layout", "memory_format"):
                 return getattr(torch, name.removeprefix("torch."))
     return x
+
+
+def fit(x: torch.Tensor, shape: Sequence[int], strides: Sequence[int],
+        dtype: torch.dtype) -> torch.Tensor:
+    """A copy of `x`, of this shape and type, with these strides; those of 0 say that it is
+    expanded. `x` itself where only strides of dimensions of size 1 are others."""
+    known = zip(x.shape, x.stride(), strides, strict=True)
+    if x.dtype is dtype and all(n == 1 or a == b for n, a, b in known):
+        return x
+    small = x[tuple(slice(None, None if stride else 1) for stride in strides)]
+    made = torch.empty_strided(small.shape, tuple(strides), dtype=dtype, device=x.device)
+    made.copy_(small)
+    return made if small is x else made.expand(tuple(shape))

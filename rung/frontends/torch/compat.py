@@ -23,7 +23,7 @@ from torch._decomp.decompositions import upsample_compute_output_size
 from torch._functorch import config as settings
 from torch._functorch._aot_autograd.subclass_utils import requires_subclass_dispatch
 from torch._functorch.aot_autograd import aot_module_simplified
-from torch._functorch.partitioners import default_partition
+from torch._functorch.partitioners import default_partition, must_recompute
 from torch._guards import TracingContext
 from torch._higher_order_ops.effects import with_effects
 from torch._ops import OperatorBase, OpOverload
@@ -39,7 +39,8 @@ Compiler = Callable[[fx.GraphModule, Sequence[Any]], Function]
 Boxed = Callable[[list[Any]], Sequence[Any]]
 
 __all__ = ["OpOverload", "OperatorBase", "default_partition", "get_decompositions",
-           "unset_fake_temporarily", "untraced_values", "with_effects"]
+           "must_recompute", "suggest_memory_format", "unset_fake_temporarily", "untraced_values",
+           "with_effects"]
 
 
 def compile_graphs(gm: fx.GraphModule, example_inputs: Sequence[Any], forward: Compiler,
@@ -159,6 +160,15 @@ def keep(nodes: Sequence[fx.Node]) -> None:
     """Mark nodes of a joint graph as kept for the backward graph, whatever a checkpoint says."""
     for node in nodes:
         node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+
+
+def forward_nodes(graph: fx.Graph) -> list[fx.Node]:
+    """The nodes of a joint graph from the first to the last of the forward pass, without the
+    gradients that come in."""
+    nodes = list(graph.nodes)
+    last = max((n for n, x in enumerate(nodes) if x.meta.get("partitioner_tag") == "is_forward"),
+               default=-1)
+    return [n for n in nodes[:last + 1] if not n.name.startswith("tangents_")]
 
 
 def untraced(function: Function) -> Function:
@@ -321,6 +331,11 @@ def overlap(xs: Sequence[torch.Tensor]) -> bool:
     sizes = (s for x in xs for s in (*x.shape, *x.stride(), x.storage_offset()))
     return len(xs) > 1 and (any(isinstance(s, torch.SymInt) for s in sizes) or bool(
         compute_overlapping_tensors(list(xs), symbolic=False)))
+
+
+def expected(size: int | torch.SymInt) -> int:
+    """A size, or what a symbolic one is in the example; asking for it installs no guard."""
+    return size.node.hint if isinstance(size, torch.SymInt) else size
 
 
 def size_expr(size: torch.SymInt) -> Sympy:

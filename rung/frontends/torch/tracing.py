@@ -1,21 +1,18 @@
-"""How AOTAutograd traces for Rung: what it writes out in terms of others, and draws that are kept.
+"""How AOTAutograd traces for Rung: what it writes out in terms of others.
 
     F.dropout(x, 0.1)   ->   kept = bernoulli(0.9) as bool;   x * (kept * (1 / 0.9))
 """
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import torch
-from torch import fx
 
 from rung.frontends.torch import compat
 from rung.frontends.torch.compat import OperatorBase, OpOverload
-from rung.frontends.torch.importer import effect_of
+from rung.frontends.torch.partition import partition
 
 aten = torch.ops.aten
 
@@ -104,16 +101,6 @@ KERNELS: dict[OpOverload, compat.Function | None] = {
 """What stands for operators that AOTAutograd writes out in Python by itself; None: themselves."""
 
 METAS = {getattr(aten, f"{p.__name__}_backward").default: resampled_backward for p in RESAMPLERS}
-
-
-def partition(joint: fx.GraphModule, inputs: Sequence[Any], **rest: Any) -> Any:
-    """Torch's split into forward and backward graph, in which no draw is repeated: what a
-    checkpoint would compute anew is kept where it is random, and costs memory instead."""
-    for node in joint.graph.nodes:
-        if isinstance(node.target, OpOverload) and effect_of(node) == "rng":
-            parts = [n for n in node.users if n.target is operator.getitem]
-            compat.keep([node, *parts])
-    return compat.default_partition(joint, inputs, **rest)
 
 
 compile_graphs = partial(compat.compile_graphs, partition=partition,

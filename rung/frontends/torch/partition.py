@@ -1,0 +1,118 @@
+"""A joint graph of AOTAutograd as a forward graph and a backward graph, and what the one keeps for
+the other.
+
+    y = x.t(); ...; gw = g @ y    ->    y = x.t(); ...; again = x.t(); gw = g @ again
+
+In eager a view that is kept is no memory of its own; a result of a graph is.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch import fx
+
+from rung.frontends.torch import compat
+from rung.frontends.torch.compat import OpOverload
+from rung.frontends.torch.importer import effect_of
+
+CHAIN = 8  # operators that are computed again for one value
+
+
+def partition(joint: fx.GraphModule, inputs: Sequence[object], **rest: Any) -> object:
+    """Torch's split, of what `made_again` gives where no checkpoint says what to compute anew. No
+    draw is repeated: what is random is kept, which costs memory instead."""
+    for node in joint.graph.nodes:
+        if isinstance(node.target, OpOverload) and effect_of(node) == "rng":
+            compat.keep([node, *(n for n in node.users if n.target is operator.getitem)])
+    if not any(map(compat.must_recompute, joint.graph.nodes)):
+        made_again(joint.graph)
+    return compat.default_partition(joint, inputs, **rest)
+
+
+def made_again(graph: fx.Graph) -> None:
+    """Give each backward use of a view, and of a value that is larger than all that it is an
+    elementwise function of, a copy of its own. Where a larger tensor would be kept for views
+    alone, these are kept, without what lies between their elements; results always are."""
+    forward, results = compat.forward_nodes(graph), graph.output_node()
+    outside = {*forward, results}
+    reads = _reads(forward)
+
+    def later(node: fx.Node) -> list[fx.Node]:
+        return [] if results in node.users else [n for n in node.users if n not in outside]
+
+    for node in reversed(forward):
+        views = [] if _is_written(node) else [v for v in node.users if _is_view(v) and later(v)]
+        if node.op == "placeholder" or results in node.users or later(node) or (
+                sum(map(_bytes, views)) >= reads.get(node, _bytes(node))):
+            for view in views:
+                _copy(view, later(view))
+        if node in reads:
+            _copy(node, later(node))
+    for node in forward:
+        users = later(node) if node.op == "call_function" else []
+        if users and _bytes(node) and _has_gaps(node):
+            with graph.inserting_after(node):
+                made = graph.call_function(torch.ops.aten.clone.default, (node,))
+            made.meta = node.meta | {"val": node.meta["val"].clone()}
+            node.replace_all_uses_with(made, users.__contains__)
+
+
+def _reads(forward: Sequence[fx.Node]) -> dict[fx.Node, int]:
+    """Bytes of what each elementwise value comes of, where those are fewer than its own; through
+    a few other such values."""
+    reads, steps = dict[fx.Node, int](), dict[fx.Node, int]()
+    for node in filter(_is_elementwise, forward):
+        sources = {*node.all_input_nodes}
+        while views := {*filter(_is_view, sources)}:
+            sources = (sources - views) | {v.all_input_nodes[0] for v in views}
+        read = sum(reads.get(x, _bytes(x)) for x in sources)
+        steps[node] = 1 + sum(steps[x] for x in sources if x in reads)
+        if read < _bytes(node) and steps[node] <= CHAIN and not any(map(_is_written, sources)):
+            reads[node] = read
+    return reads
+
+
+def _is_view(node: fx.Node) -> bool:
+    """Whether a node gives one view of its first operand."""
+    return isinstance(node.target, OpOverload) and effect_of(node) == "" and (
+        node.target is torch.ops.aten._unsafe_view.default
+        or [str(r.type) for r in node.target._schema.returns if r.alias_info] == ["Tensor"])
+
+
+def _is_elementwise(node: fx.Node) -> bool:
+    return (isinstance(node.target, OpOverload) and torch.Tag.pointwise in node.target.tags
+            and effect_of(node) == "" and isinstance(node.meta["val"], torch.Tensor))
+
+
+def _is_written(node: fx.Node) -> bool:
+    return any(isinstance(n.target, OpOverload) and n.target._schema.is_mutable
+               for n in node.users)
+
+
+def _copy(node: fx.Node, users: Iterable[fx.Node]) -> None:
+    """A copy of a node before each of `users`, for it."""
+    for user in users:
+        with node.graph.inserting_before(user):
+            made = node.graph.node_copy(node)
+        made.meta["partitioner_tag"] = "is_backward"
+        user.replace_input_with(node, made)
+
+
+def _has_gaps(node: fx.Node) -> bool:
+    """Whether there is memory between the elements of a tensor."""
+    x = node.meta["val"]
+    sizes, strides = map(compat.expected, x.shape), map(compat.expected, x.stride())
+    reach = sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
+    return bool(reach * x.dtype.itemsize >= _bytes(node))
+
+
+def _bytes(node: fx.Node) -> int:
+    """Of a tensor of the expected sizes; 0 for what is none."""
+    x: object = node.meta.get("val")
+    return prod(map(compat.expected, x.shape), start=x.dtype.itemsize) if isinstance(
+        x, torch.Tensor) else 0

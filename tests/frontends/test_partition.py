@@ -1,0 +1,71 @@
+"""What a forward graph keeps for its backward graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from agreement import rung
+from torch import Tensor, fx
+from torch.utils.checkpoint import checkpoint
+
+from rung.tools.capture import capture
+from rung.tools.given import Given
+
+Function = Callable[[Tensor, Tensor], Tensor]
+
+pytestmark = pytest.mark.usefixtures("fresh")
+
+
+def kept(fn: Function, *args: Tensor) -> list[Tensor]:
+    """What the forward graph computes and gives besides its one result."""
+    forward = capture(Given("kept", fn, args), train=True).graphs[0].module
+    _, *rest = forward.graph.output_node().args[0]
+    return [n.meta["val"] for n in rest if isinstance(n, fx.Node) and n.op != "placeholder"]
+
+
+def halves(x: Tensor, w: Tensor) -> Tensor:
+    a, b = (x @ w).chunk(2, -1)
+    return a * torch.tanh(b)
+
+
+def two(x: Tensor, w: Tensor) -> Tensor:
+    y = torch.exp(x) @ w
+    return (y.view(2, 8, 16) * y.t().reshape(2, 8, 16)).sum(0)
+
+
+CASES: dict[str, tuple[Function, list[int]]] = {
+    "views of inputs": (lambda x, w: x.t() * w.view(16, 16).unsqueeze(0), []),
+    "a view of what is kept anyway": (lambda x, w: x.exp().t() * w, [256]),
+    "two views of one value": (two, [256, 256]),
+    "parts of one value": (halves, [128, 128]),
+    "a part of one value": (lambda x, w: (x @ w)[:, 3:5] ** 3, [32]),
+    "what grows": (lambda x, w: torch.exp(x[:, None] * w.tanh()).sum(0), [256]),
+    "what grows, in steps": (lambda x, w: (x[:, None] + w).sin().mul(2).cos(), []),
+    "parts of what grows": (lambda x, w: (x[:, None] * w).exp()[::2] ** 2, []),
+    "what does not grow": (lambda x, w: torch.exp(x * w).sin(), [256]),
+    "a checkpoint": (lambda x, w: checkpoint(
+        lambda x: torch.sin(x.t() @ w).t(), x.sin(), use_reentrant=False).cos(), [256])}
+"""Functions of two [16, 16], and how many numbers are kept."""
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_kept(name: str) -> None:
+    fn, sizes = CASES[name]
+    x, w = (torch.randn(16, 16, requires_grad=True) for _ in range(2))
+    found = kept(fn, x, w)
+    assert [y.numel() for y in found] == sizes
+    for y in found:
+        reach = sum((n - 1) * s for n, s in zip(y.shape, y.stride(), strict=True))
+        assert reach < y.numel()  # no memory between the elements
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("name", CASES)
+def test_gradients(name: str, dynamic: bool) -> None:
+    fn, _ = CASES[name]
+    args = [torch.rand(16, 16, requires_grad=True) for _ in range(2)]
+    runs = [rung(fn, dynamic=dynamic)(*args), fn(*args)]
+    ours, eagers = (torch.autograd.grad(y, args, torch.ones_like(y)) for y in runs)
+    torch.testing.assert_close(ours, eagers, rtol=1e-5, atol=1e-5)
