@@ -160,6 +160,9 @@ VALUES: Rows = {
     "55 a pole in half precision": (lambda x: (torch.tan(math.pi * (x - 0.5)).sign(),
         torch.distributions.Cauchy(0.0, 1.0).icdf(x).sign()), lambda: [
         torch.tensor([0.0, 0.25, 1.0], dtype=torch.float16)]),
+    "an update read by two loops": (
+        lambda b, c: (torch.atan(c) * 0.25, b.mT.mul_(c) + torch.atan(c)),
+        lambda: [torch.randn(33, 4, dtype=torch.float64), torch.randn(4, 1, dtype=torch.float64)]),
     "57 standard deviations far from one": (
         lambda a, b, c: (a.std(), b.std() * 1e30, a.std(0), b.var(0) * 1e30 * 1e30, c.var()),
         lambda: [x.requires_grad_() for x in (

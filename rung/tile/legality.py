@@ -70,6 +70,7 @@ class _Check:
         self.stmts, self.route = find_route(self.kernel, self.mapping, self.nest)
         self.explicit()
         self.order()
+        self.updated()
         for overlap in self.mapping.overlaps:
             self.overlap(overlap)
         if self.mapping.roles:
@@ -376,6 +377,17 @@ class _Check:
                 refuse(f"{name} is read in a later loop than the one that computes it: place it")
             if self._inside(path, find_split(place, self.nest)) != self._placed_run(q, name):
                 refuse(f"{name} is read outside of {place.axis}.{place.level}, where it is placed")
+
+    def updated(self) -> None:
+        """What a store overwrites is read by the step that stores it, or earlier."""
+        for s in self.stmts:
+            if not isinstance(s.op, loop.Store):
+                continue
+            before = self.ops[: self.ops.index(s.op)]
+            old = {op for op in before if isinstance(op, loop.Load) and op.buf is s.op.buf}
+            for r in self.stmts if old else ():
+                if old.intersection(r.loads) and not self.route.no_later(r, s):
+                    refuse(f"{s.op.buf.name} is read in a later loop than the one that updates it")
 
     # ---- budgets
     def budget(self) -> None:

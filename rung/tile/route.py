@@ -53,6 +53,14 @@ class Route:
         end = self.ends[id(q)]
         return self.paths[id(s)][:len(end)] == end
 
+    def no_later(self, r: Stmt, s: Stmt) -> bool:
+        """Whether a step of `r` is in the same run of all loops as that of `s`, or in one before."""
+        first, second = self.paths[id(r)], self.paths[id(s)]
+        for (_, run), (_, other) in zip(first, second, strict=False):
+            if run != other:
+                return run < other
+        return len(first) == len(second)
+
     def around(self, stmts: Sequence[Stmt]) -> list[Split]:
         """Loops that all of some statements are in, outermost first."""
         first, *rest = [[split for split, _ in self.paths[id(s)]] for s in stmts]

@@ -178,6 +178,31 @@ def test_a_tile_of_one_element_is_all_stored() -> None:
     assert difference(func.with_attr("mapping", mapping), TOY, engine=ToyEngine) == 0
 
 
+UPDATE = """
+kernel f(x: f32[33,4] mutated, c: f32[4]) -> y0: f32[4], y1: f32[33,4]
+  mul = x[i,j] * c[j] : f32 over i,j
+  x[i,j] = mul
+  a = atan(c[j]) : f32 over j
+  y0[j] = a
+  y1[i,j] = mul + a
+map f on cpu.avx512
+  j: l1 *
+  i: l1 *, simd 16
+"""
+
+
+def test_what_a_store_overwrites_is_read_no_later() -> None:
+    """With `a` in an array there are two loops over i, and the second would read new values."""
+    (func,) = parse_module(UPDATE, {"kernel": VOCABULARY}, parse_mapping)
+    apart, both = (parse_mapping(str(func.attr("mapping")) + f"\n  place {x} in l1 at j.l1")
+                   for x in ("a", "a, mul"))
+    with pytest.raises(MappingError, match="x is read in a later loop than the one that updates"):
+        check(func, apart, AVX512)
+    for mapping in (func.attr("mapping"), both):
+        check(func, mapping, AVX512)
+        assert difference(func.with_attr("mapping", mapping), AVX512) == 0
+
+
 @pytest.mark.parametrize(("machine", "text"), [
     (SM90, GEMM), (SM90, ROLES), (TOY, TILE), (TOY, TILE + "roles load x1, math x1, store x1")])
 def test_the_originals_are_legal(machine: Machine, text: str) -> None:
