@@ -54,7 +54,7 @@ class Route:
         return self.paths[id(s)][:len(end)] == end
 
     def no_later(self, r: Stmt, s: Stmt) -> bool:
-        """Whether a step of `r` is in the same run of all loops as that of `s`, or in one before."""
+        """Whether a step of `r` is in the same run of all loops as one of `s`, or in one before."""
         first, second = self.paths[id(r)], self.paths[id(s)]
         for (_, run), (_, other) in zip(first, second, strict=False):
             if run != other:
