@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import pytest
@@ -153,6 +154,16 @@ def test_refused_operands() -> None:
     made.meta["val"] = torch.ones(2)
     g.output((made,))
     with pytest.raises(Unsupported, match="an argument of immutable_dict"):
+        import_graph(fx.GraphModule({}, g))
+
+
+def test_a_size_that_torch_states_wrongly_is_refused() -> None:
+    """Torch 2.11 traces the gradient of index_fill so, whatever the indices are."""
+    g, (at,) = graph(torch.tensor([0, 2, 2, 1]))
+    unique = g.call_function(aten._unique.default, (at, False))
+    unique.meta["val"] = torch.ones(1).long(), torch.ones(0).long()
+    g.output((g.call_function(operator.getitem, (unique, 0)),))
+    with pytest.raises(Unsupported, match="_unique"):
         import_graph(fx.GraphModule({}, g))
 
 

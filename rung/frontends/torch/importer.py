@@ -350,6 +350,8 @@ class _Importer:
     def _call(self, node: fx.Node, op: object, args: Sequence[object],
               named: Mapping[str, object], val: object, effect: str) -> None:
         types = tuple(self._type(v) for v in _leaves(val))
+        if op is torch.ops.aten._unique.default and shape_of(types[0])[0].const_value is not None:
+            raise Unsupported("_unique, of whose result torch 2.11 says that it has one element")
         given = (*(("", self._arg(a)) for a in args),
                  *((k, self._arg(a)) for k, a in named.items()))
         self._add(node, program.Call(str(op), given, types, effect), val)
