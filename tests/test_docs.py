@@ -27,4 +27,4 @@ def test_architecture_names_every_file() -> None:
 
 
 def test_architecture_is_short() -> None:
-    assert len((ROOT / "ARCHITECTURE.md").read_text().splitlines()) <= 190
+    assert len((ROOT / "ARCHITECTURE.md").read_text().splitlines()) <= 195  # a line for each module

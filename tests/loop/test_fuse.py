@@ -15,7 +15,7 @@ from rung.loop import fuse as fuse_module
 from rung.loop import ir as loop
 from rung.loop.canonical import canonical
 from rung.loop.fuse import fuse
-from rung.loop.graph import Graph, inputs
+from rung.loop.graph import Graph
 from rung.program.ir import Call, Module
 from rung.tensor.to_loop import to_loop
 
@@ -131,7 +131,7 @@ def test_places_order_what_was_fused(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def ordered(graph: Graph) -> object:
         for n, node in graph.nodes.items():
-            for v in inputs(node):
+            for v in graph.inputs(node):
                 assert v not in graph.maker or graph.place[graph.maker[v]] < graph.place[n]
         return real(graph)
 
