@@ -69,3 +69,15 @@ def test_gradients(name: str, dynamic: bool) -> None:
     runs = [rung(fn, dynamic=dynamic)(*args), fn(*args)]
     ours, eagers = (torch.autograd.grad(y, args, torch.ones_like(y)) for y in runs)
     torch.testing.assert_close(ours, eagers, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("fn", [
+    lambda x: (x[x > 0] * 2).exp().sum(),
+    lambda x: (x[x.nonzero()[:, 0]].sin().reshape(-1, 1).mT * 3).sum(1)])
+@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
+def test_sizes_that_only_data_tell(fn: Callable[[Tensor], Tensor]) -> None:
+    compiled = torch.compile(fn, backend="rung", fullgraph=True, options={"strict": True})
+    for n in (9, 20):
+        x = torch.randn(n, requires_grad=True)
+        (want,), (found,) = (torch.autograd.grad(f(x).sum(), x) for f in (fn, compiled))
+        torch.testing.assert_close(found, want)

@@ -334,8 +334,11 @@ def overlap(xs: Sequence[torch.Tensor]) -> bool:
 
 
 def expected(size: int | torch.SymInt) -> int:
-    """A size, or what a symbolic one is in the example; asking for it installs no guard."""
-    return size.node.hint if isinstance(size, torch.SymInt) else size
+    """A size, or what a symbolic one is in the example, or 64 where only data tell; asking for it
+    installs no guard."""
+    if isinstance(size, torch.SymInt):
+        return size.node.hint if size.node.has_hint() else 64
+    return size
 
 
 def size_expr(size: torch.SymInt) -> Sympy:
