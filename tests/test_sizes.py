@@ -13,6 +13,8 @@ from torch import nn
 from torch._dynamo.utils import counters
 from torch.nn import functional as F
 
+from rung.core import trace
+
 Calls = Sequence[Sequence[Any]]
 
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -155,3 +157,13 @@ def test_rows_that_lie_further_apart_than_32_bits_count() -> None:
     for a, b in zip(agreed(rows, at), (rows * 2, rows.sum(0), rows[at], rows.float().softmax(0)),
                     strict=True):
         same(a, b)
+
+
+def test_nested_tensors() -> None:
+    """The size of a jagged dimension is a number without bounds."""
+    rows = torch.nested.nested_tensor([torch.randn(2, 3), torch.randn(4, 3)], layout=torch.jagged)
+    with trace.listen() as events:
+        found = rung(lambda t: (t * 2).sin())(rows)
+    for a, b in zip(found.unbind(), rows.unbind(), strict=True):
+        torch.testing.assert_close(a, (b * 2).sin())
+    assert "compiled" in {e.kind for e in events}

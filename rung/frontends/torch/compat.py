@@ -348,5 +348,6 @@ def size_expr(size: torch.SymInt) -> Sympy:
 
 def is_signed(size: torch.SymInt, e: Sympy) -> bool:
     """Whether `e`, of symbols such as those of `size`, may be negative, as an integer argument of
-    the user may."""
-    return bool(size.node.shape_env.bound_sympy(e).lower < 0)
+    the user may; the size of a nested tensor has no bounds, and is none."""
+    bounds = size.node.shape_env.bound_sympy(e)
+    return bounds is not None and bool(bounds.lower < 0)
