@@ -224,7 +224,7 @@ PASSES = (
          "after fusion, when a rounding is known to lie inside a kernel"),
     Pass("loop", "merge_folds", _kernels(_merge), "reassociates",
          "after simplify, whose rules do not know carriers of several states"),
-    Pass("loop", "views", lambda m, _: views.views(m), "exact",
+    Pass("loop", "views", lambda m, _: views.views(m, aten.is_view), "exact",
          "after fusion, which swallows most copies"),
     Pass("loop", "reinplace", lambda m, _: reinplace.reinplace(m), "exact",
          "once it is settled which kernel writes what"),

@@ -241,6 +241,18 @@ def test_aliases_of_results() -> None:
     assert (flat == 7).all() and (turned == 7).all()
 
 
+@pytest.mark.parametrize("fn", [
+    lambda x: torch.view_as_real(x).reshape(-1).clone(),
+    lambda x: torch.view_as_real(x.t()).transpose(0, 1).clone(
+        memory_format=torch.contiguous_format)], ids=["flat", "strided"])
+def test_a_copy_of_a_view_that_torch_makes_is_not_the_argument(
+        fn: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    x = torch.randn(4, 6, dtype=torch.complex64)
+    got = rung(fn)(x)
+    assert torch.equal(got, fn(x))
+    assert got.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
+
+
 def test_threads() -> None:
     case = CASES["softmax"]
     compiled, args = rung(case.fn), case.args(500, torch.float32)

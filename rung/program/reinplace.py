@@ -22,7 +22,7 @@ from rung.core.rewrite import substitute
 from rung.core.types import axes_of
 from rung.loop.ir import Contract, Fold, Load, Scan, Store, op_axes
 from rung.program.ir import Apply, Call, Check, Composite, KernelCall, Module, Return, Write
-from rung.program.views import copy_of, source_of
+from rung.program.views import copy_of, is_view, source_of
 
 Reason = str
 
@@ -157,6 +157,9 @@ def _home(ops: list[Op], value: Value) -> Value:
 
 def _keeps_old(ops: list[Op], at: int, source: Value, new: Value) -> Reason | None:
     """Why `source` must keep its value after op number `at`; None if it may be overwritten."""
+    viewed = {op.results[0]: op.operands()[0] for op in ops if is_view(op)}
+    while source in viewed:
+        source = viewed[source]
     written = any(isinstance(op, Write) and op.dst is source for op in ops)
     if source.role and not (source.role == "mutated" and written):
         return f"{source.name} is not to change"
@@ -164,8 +167,11 @@ def _keeps_old(ops: list[Op], at: int, source: Value, new: Value) -> Reason | No
         return "the new value is also returned"
     shared = {source}  # a library call may give a view of what it is given
     for op in ops[:at]:
-        if isinstance(op, Call | Composite | Apply) and shared & set(_reads(op)):
+        if ((isinstance(op, Call | Composite | Apply) or is_view(op))
+                and shared & set(_reads(op))):
             shared.update(op.results)
+    if (shared - {source}).intersection(_reads(ops[at])):
+        return f"the kernel reads a view of {source.name}"
     for op in ops[at + 1:]:
         reads = [op.src] if isinstance(op, Write) and op.dst is source else _reads(op)
         if shared & set(reads):

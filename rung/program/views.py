@@ -1,4 +1,4 @@
-"""Copies that move nothing: a kernel that only reshapes contiguous memory becomes a view.
+"""Copies that move nothing: a kernel that keeps the order of its memory becomes a view.
 
     t = kernel copy(x) : f32[32,6]     ->    t = index x [i,j] of [32,6] -> [i//8,i%8,j] : f32[32,6]
 
@@ -8,11 +8,11 @@ launch, and its value lies in the storage of its operand.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from rung.core.expr import ZERO, Expr, sym
+from rung.core.expr import ONE, ZERO, Expr, sym
 from rung.core.op import Func, Op, Value
 from rung.core.ranges import prove_eq
 from rung.core.types import TensorType
@@ -29,15 +29,16 @@ class Copy:
     store: Store
 
 
-def views(module: Module) -> Module:
-    """The module with reshaping copies as `index` ops, and without kernels then unused."""
+def views(module: Module, shares: Callable[[Op], bool]) -> Module:
+    """The module with reshaping copies as `index` ops, and without kernels then unused. Results of
+    the library calls that `shares` knows lie in the memory of the call's first operand."""
     copies = {k.name: k for k in module.kernels if copy_of(k)}
-    programs = tuple(_views(p, copies) for p in module.programs)
+    programs = tuple(_views(p, copies, shares) for p in module.programs)
     used = {op.callee for p in programs for op in p.body.ops if isinstance(op, KernelCall)}
     return Module(programs, tuple(k for k in module.kernels if k.name in used))
 
 
-def _views(program: Func, copies: Mapping[str, Func]) -> Func:
+def _views(program: Func, copies: Mapping[str, Func], shares: Callable[[Op], bool]) -> Func:
     updated = {v for op in program.body.ops if isinstance(op, KernelCall) for v in op.updates}
     states = {r for op in program.body.ops if isinstance(op, KernelCall)
               for r in op.results[:len(op.updates)]}
@@ -51,11 +52,17 @@ def _views(program: Func, copies: Mapping[str, Func]) -> Func:
         result = op.results[0] if op.results else None
         if result not in copied:
             ops.append(op)
+            if shares(op):
+                first = op.operands()[0]
+                root |= dict.fromkeys(op.results, root.get(first, first))
+                states |= set(op.results) if first in states else set()
+            elif isinstance(op, Apply):
+                taken |= set(op.results)
             continue
         assert result is not None
         source = copied[result]
         home, made = root.get(source, source), view(source, result)
-        if (not is_view(made) or {result, source} & updated or source.role == "mutated"
+        if (not is_view(made) or {result, source, home} & updated or home.role == "mutated"
                 or (result in leaving and (home in taken or source in states))):
             ops.append(op)
         else:
@@ -86,8 +93,12 @@ def view(source: Value, result: Value) -> Index:
     shape = shape_of(result)
     axes = axis_names(len(shape))
     subs: list[Expr] = []
-    flat = linear([sym(a) for a in axes], shape)
+    flat = linear([sym(a) for a in axes], result)
     bounds = {a: (0, n - 1) for a, n in zip(axes, shape, strict=True)}
+    if isinstance(source.type, TensorType) and source.type.strides is not None:
+        subs = [(flat // step % n).simplify(bounds)
+                for n, step in zip(source.type.shape, source.type.strides, strict=True)]
+        return Index(source, axes, shape, tuple(subs), results=(result,))
     for n in reversed(shape_of(source)[1:]):
         subs.append((flat % n).simplify(bounds))
         flat = (flat // n).simplify(bounds)
@@ -112,37 +123,34 @@ def copy_of(kernel: Func) -> Copy | None:
     if load.mask or store.mask or store.buf not in kernel.outs:
         return None
     subs = [s for s in (*load.subs, *store.subs) if isinstance(s, Expr)]
-    if _strided(load.buf) or _strided(store.buf) or len(subs) < len(load.subs) + len(store.subs):
+    if strided(store.buf) or len(subs) < len(load.subs) + len(store.subs):
         return None
-    shapes = [_shape(load.buf), _shape(store.buf)]
     bounds = {a: (0, n - 1) for a, n in extents_of(kernel).items()}
-    same = prove_eq(linear(subs[:len(load.subs)], shapes[0]),
-                    linear(subs[len(load.subs):], shapes[1]), bounds)
-    whole = prod(shapes[0], start=Expr.of(1)) is prod(shapes[1], start=Expr.of(1))
+    same = prove_eq(linear(subs[:len(load.subs)], load.buf),
+                    linear(subs[len(load.subs):], store.buf), bounds)
+    whole = prod(shape_of(load.buf), start=ONE) is prod(shape_of(store.buf), start=ONE)
     return Copy(load, store) if same and whole else None
 
 
 def is_view(op: Op) -> bool:
     """Whether an `index` op only reshapes, so that it needs no memory of its own."""
-    if not isinstance(op, Index) or op.mask or _strided(op.x):
+    if not isinstance(op, Index) or op.mask:
         return False
     bounds = {a: (0, n - 1) for a, n in zip(op.axes, op.shape, strict=True)}
-    return prove_eq(linear(op.subs, shape_of(op.x)),
-                    linear([sym(a) for a in op.axes], op.shape), bounds)
+    return prove_eq(linear(op.subs, op.x), linear([sym(a) for a in op.axes], op.result), bounds)
 
 
-def linear(subs: Sequence[Expr], shape: Sequence[Expr]) -> Expr:
-    """The offset, in elements, of an index into contiguous memory."""
+def linear(subs: Sequence[Expr], value: Value) -> Expr:
+    """The offset, in elements, of an index into a tensor's memory."""
+    assert isinstance(value.type, TensorType)
     offset = ZERO
-    for sub, n in zip(subs, shape, strict=True):
+    if value.type.strides is not None:
+        return sum((sub * n for sub, n in zip(subs, value.type.strides, strict=True)), offset)
+    for sub, n in zip(subs, value.type.shape, strict=True):
         offset = offset * n + sub
     return offset
 
 
-def _strided(value: Value) -> bool:
+def strided(value: Value) -> bool:
+    """Whether a tensor lies otherwise than contiguous."""
     return isinstance(value.type, TensorType) and value.type.strides is not None
-
-
-def _shape(value: Value) -> tuple[Expr, ...]:
-    assert isinstance(value.type, TensorType)
-    return value.type.shape

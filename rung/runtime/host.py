@@ -38,7 +38,7 @@ from rung.frontends.torch.calls import DTYPES, fit, gives_one
 from rung.program import memory
 from rung.program.ir import Call, Check, KernelCall, Module, Return, Write
 from rung.program.memory import Step, Storage
-from rung.program.views import is_view
+from rung.program.views import is_view, strided
 from rung.runtime import pool, tensors
 from rung.runtime.stretches import Builder, Built, Part, buffers, native, parts
 from rung.runtime.tensors import Site
@@ -363,7 +363,12 @@ class _Host:
     def view(self, op: Op) -> None:
         (old,) = op.operands()
         if op.result in self.needed:
-            self.line(f"{self.name(op.result)} = {self.reshaped(self.name(old), op.result)}")
+            made = self.name(old)
+            if strided(old):
+                kind = op.result.type
+                assert isinstance(kind, TensorType)
+                made += f".as_strided({self.tuple(kind.shape)}, {self.tuple(strides_of(kind))})"
+            self.line(f"{self.name(op.result)} = {self.reshaped(made, op.result)}")
             self.own(op.result)
 
     def reshaped(self, tensor: str, value: Value) -> str:
