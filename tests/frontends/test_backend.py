@@ -317,6 +317,34 @@ def test_what_is_unsupported_runs_as_it_is(strict: bool, pipeline: OraclePipelin
         "a graph runs without rung: Unsupported: not today"]
 
 
+def test_what_aotautograd_refuses_runs_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    def fn(x: Tensor) -> Tensor:
+        y = x.exp()
+        y.add_(1)  # which the gradient of exp would read
+        return y.sum()
+
+    x = torch.ones(3, requires_grad=True)
+    with caplog.at_level(logging.WARNING, logger="rung"):
+        found = torch.compile(fn, backend="rung")(x)
+    assert "AOTAutograd refuses it: one of the variables" in caplog.text
+    torch.testing.assert_close(found, fn(x))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        found.backward()
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="AOTAutograd refuses it"):
+        torch.compile(fn, backend="rung", options={"strict": True})(x)
+
+
+def test_an_error_of_tracing_is_the_error_of_eager() -> None:
+    def fn(x: Tensor) -> Tensor:
+        y = x * 2
+        y.register_hook(lambda g: g)
+        return y
+
+    with pytest.raises(RuntimeError, match=r"^cannot register a hook on a tensor that doesn't"):
+        torch.compile(fn, backend="rung")(torch.ones(2))
+
+
 @pytest.mark.parametrize(("options", "message"), [
     ({"speed": 9}, "no option 'speed'; it has target, precision, mappings, strict"),
     ({"target": "z80"}, "no target 'z80'; it has cpu"),

@@ -49,8 +49,15 @@ def rung(gm: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | None 
         graphs.append(graph)
         return compiler(graph, inputs)
 
-    with differentiable(graphs):
-        return compile_graphs(gm, example_inputs, forward, compiler, compiler)
+    try:
+        with differentiable(graphs):
+            return compile_graphs(gm, example_inputs, forward, compiler, compiler)
+    except Exception as error:
+        if isinstance(error, RungError) or compat.is_dynamos(error):
+            raise
+        why = str(error).partition("\n")[0]
+        declined(Unsupported(f"AOTAutograd refuses it: {why}"), chosen)
+        return gm  # which raises what eager raises, where it does
 
 
 def reset() -> None:

@@ -184,6 +184,13 @@ def boxed(run: Callable[[list[Any]], Sequence[Any]]) -> Boxed:
     return run
 
 
+def is_dynamos(error: Exception) -> bool:
+    """Whether Dynamo itself does something about an error, such as to end the graph earlier."""
+    known = import_module("torch._dynamo.exc")
+    return isinstance(error, (
+        known.TorchDynamoException, *known.exceptions_allowed_to_be_fallback))
+
+
 def in_forward_mode() -> bool:
     """Whether tensors may carry tangents now, which no kernel of ours passes on. That this has not
     changed is among Dynamo's guards of the graph that is being compiled from here on."""
