@@ -36,6 +36,23 @@ def _updated(x: torch.Tensor) -> Any:
     return x.view(-1), x.clone(), x * 1
 
 
+def _equal(x: torch.Tensor) -> Any:
+    return ((x * 3).sum(), x * 3, x * 3, (x * 5).t(), x * 5, x.sort()[0], x.sort()[0].t(),
+            x.cumprod(0), x.cumprod(0)[1:])
+
+
+def _nothing_added(x: torch.Tensor) -> Any:
+    none, i = x[:0], torch.zeros(0, dtype=torch.int64)
+    return (x.index_add(0, i, none), x.index_put((i,), none), x.scatter(0, i[:, None], 2.0),
+            x.index_copy(0, i, none).t(), torch.cat([none, x]), x.slice_scatter(none, 0, 1, 1))
+
+
+def _not_dropped(x: torch.Tensor) -> Any:
+    y = F.dropout(x, 0.5, training=False)
+    y.detach().add_(1)
+    return y, F.dropout(x, 0.0), F.dropout(x[:0], 0.5), F.dropout(x * 2, 0.0), x * 2
+
+
 def _later(x: torch.Tensor) -> Any:
     z = x + 1
     y = z.view(-1)
@@ -56,6 +73,11 @@ SHARING: dict[str, Callable[[torch.Tensor], Any]] = {
     "expanded": lambda x: (z := x.sum(0), z.expand(4, 3), z.expand(4, 3).clone()),
     "constants": lambda x: (z := torch.zeros(2, 3), torch.zeros(2, 3), z.expand(2, 2, 3)),
     "views of a library's result": lambda x: (z := x @ x.t(), z.t(), z.diagonal(), z.view(-1)),
+    "equal results, and views of them": _equal,
+    "results that nothing is added to": _nothing_added,
+    "nothing dropped": _not_dropped,
+    "views of moves that move nothing": lambda x: (
+        torch.cat([x]).view(-1), x.roll(0).view(-1), F.pad(x, (0, 0))[1:], x.repeat(1, 1)[0]),
     "moves that move nothing": lambda x: (F.pad(x, (0, 0)), x.flip(0).flip(0), x.double().float()),
 }
 
@@ -67,6 +89,12 @@ def test_results_share_memory_as_in_eager(name: str, grad: bool) -> None:
     if grad and (writes or name == "constants"):
         pytest.skip("a leaf cannot be updated, and constants have no gradient")
     agrees(SHARING[name], [torch.randn(2, 3, requires_grad=grad)])
+
+
+def test_results_without_elements_are_no_arguments() -> None:
+    x = torch.randn(0, 4)
+    found = rung(lambda x: (x.softmax(0), x.tril(), x.relu(), x.scatter(0, x.long(), x)))(x)
+    assert len({id(r) for r in (x, *found)}) == 5
 
 
 # ---- programs that went wrong, here or elsewhere

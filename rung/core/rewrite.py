@@ -78,8 +78,9 @@ def merge_equal(func: Func, classes: tuple[type[Op], ...] = (Op,),
                 apart: Collection[Value] = ()) -> Func:
     """Common subexpressions: pure ops of equal class, operands and attributes become one.
 
-    Two that both give a value of `apart` stay two.
+    Two that both give a value of `apart` stay two, and so do two that others became one with.
     """
+    apart = set(apart)
     seen: dict[Hashable, Op] = {}
     loads: list[Hashable] = []  # keys in `seen` of what the next effect may change
     values: dict[Value, Value] = {}
@@ -95,6 +96,8 @@ def merge_equal(func: Func, classes: tuple[type[Op], ...] = (Op,),
         elif key in seen and not (any(r in apart for r in old.results)
                                   and any(r in apart for r in seen[key].results)):
             values.update(zip(old.results, seen[key].results, strict=True))
+            apart.update(new for new, r in zip(seen[key].results, old.results, strict=True)
+                         if r in apart)
             origins.derive(seen[key].results, old.results)
         else:
             seen[key] = op

@@ -28,18 +28,24 @@ from rung.tensor.ir import (
     Scatter,
     shape_of,
 )
+from rung.tensor.simplify import memories
 
 MAKERS = (Map, Cast, Reduce, Scan, Index, Contract, Gather, Iota, Concat, Full)
 
 
 def drop_empty(program: Func) -> Func:
     """`program` with no op of ours on tensors without elements; exact."""
-    return dead_code(rewrite(program, _rule))
+    own = memories(program)
+    return dead_code(rewrite(program, lambda op, builder: _rule(op, builder, own)))
 
 
-def _rule(op: Op, builder: Builder) -> tuple[Value, ...] | None:
+def _rule(op: Op, builder: Builder, own: set[Value]) -> tuple[Value, ...] | None:
+    """`own` are the values that have memory of their own."""
     if isinstance(op, Scatter) and is_empty(op.src):
-        return (op.x,)
+        if op.result not in own:
+            return (op.x,)
+        copy = Call("aten.clone.default", (("", op.x),), (op.x.type,))
+        return builder.add(copy, op.result.name)
     kind = op.results[0].type if isinstance(op, MAKERS) else None
     if not isinstance(kind, TensorType) or not any(map(is_empty, (*op.operands(), op.results[0]))):
         return None

@@ -33,11 +33,20 @@ def simplify(program: Func) -> Func:
     ops = program.body.ops
     first = next((n for n, op in enumerate(ops) if isinstance(op, Write)), len(ops))
     state = _Sweep(frozenset(v for op in ops[first:] for v in op.operands()),
-                   set(program.body.last.operands()))
+                   memories(program))
     # a copy that was asked for is not another one, whatever views of them are returned
     copies = {r for op in ops if isinstance(op, Call) and op.target == "aten.clone.default"
               for r in op.results}
     return dead_code(merge_equal(rewrite(program, state.rule), apart=state.results | copies))
+
+
+def memories(program: Func) -> set[Value]:
+    """The results, and what calls that make them may give views of."""
+    found = set(program.body.last.operands())
+    for op in reversed(program.body.ops):
+        if isinstance(op, Call) and found.intersection(op.results):
+            found.update(op.operands()[:1])
+    return found
 
 
 @dataclass
@@ -45,8 +54,8 @@ class _Sweep:
     """`made` knows the op behind each value; new ops go to `builder`.
 
     `late` values are read once parameters have been written, so they must not become a parameter,
-    and no op after the write may come to read one of the `written`; each of the `results` has
-    memory of its own, so it must not become another or a parameter.
+    and no op after the write may come to read one of the `written`; each of the `results`, and of
+    what they may view, has memory of its own, so it must not become another or a parameter.
     """
 
     late: frozenset[Value] = frozenset()

@@ -114,6 +114,13 @@ def test_equal_ops_become_one() -> None:
     assert merge_equal(new) is new
 
 
+def test_two_values_that_are_apart_do_not_become_the_same_third() -> None:
+    func = parse("program f(x: f32[4] input)\n  a = call relu(x) : f32[4]\n"
+                 "  b = call relu(x) : f32[4]\n  c = call relu(x) : f32[4]\n  return b, c")
+    new = checked(merge_equal(func, apart=func.body.last.operands()))
+    assert body(new)[-1] == "  return a, c"
+
+
 @pytest.mark.parametrize(("left", "right"), [
     ("0.0", "-0.0"), ("f32(1)", "1.0"), ("f32(true)", "f32(1)"), ("x[i]", "z[i]"),
     ("x[i | i-1]", "x[i | i-1 else 1.0]"), ("x[i]", "x[i | i-1]"),

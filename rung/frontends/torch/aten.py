@@ -191,7 +191,7 @@ class _Lowering:
         found = tuple(plain(v.type) for v in values)
         if found != types:
             raise Unsupported(f"gives {', '.join(map(str, found))}")
-        if not entry.composite:
+        if not body.ops or not entry.composite:
             return values
         body.add(Yield(values))
         return inner.add(Composite(call.target, moved.args, body.block(), types), "t")

@@ -48,9 +48,9 @@ def resampled_backward(grad: torch.Tensor, size: Any, given: Any, *_: Any) -> to
 
 def dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
     """Dropout as a graph has it; where everything is dropped, eager draws nothing."""
-    if train and p == 1:
+    if train and p == 1 and x.numel():
         return x * x.new_zeros(())
-    return aten.native_dropout(x, p, train)[0] if train and p else x.clone()
+    return aten.native_dropout(x, p, train)[0] if train and p and x.numel() else x
 
 
 def dropout_(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
