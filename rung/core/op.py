@@ -224,13 +224,19 @@ def uses(block: Block) -> dict[Value, list[Op]]:
     return table
 
 
-RESERVED = frozenset({
+C_WORDS = frozenset({
+    "auto", "break", "case", "char", "const", "continue", "default", "do", "double", "else", "enum",
+    "extern", "float", "for", "goto", "if", "inline", "int", "long", "register", "restrict",
+    "return", "short", "signed", "sizeof", "static", "struct", "switch", "typedef", "union",
+    "unsigned", "void", "volatile", "while"})
+
+RESERVED = C_WORDS | frozenset({
     "alloc", "apply", "await", "axes", "barrier", "call", "check", "combine", "commit", "composite",
     "concat", "contract", "else", "fill", "fold", "for", "full", "gather", "if", "index", "inf",
     "iota", "item", "kernel", "lane", "nan", "false", "None", "persistent", "reduce", "return",
     "ring", "role", "roles", "scan", "scatter", "signal", "transfer", "true", "unroll", "wait",
     "write", "yield", *DTYPES})
-"""Words of the dumps that can name no value, axis or loop variable."""
+"""Words of the dumps and of the sources that can name no value, axis or loop variable."""
 
 
 class Names:

@@ -50,14 +50,19 @@ CASES = [(name, sizes) for table in (SIZES, SYMBOLIC) for name, sizes in table.i
 IDS = [f"{name}-{'symbolic' if sizes is SYMBOLIC.get(name) else 'fixed'}" for name, sizes in CASES]
 
 
+RARE = {("tally", "toy"), ("online", "toy"), ("online", "cpu.avx512")}
+"""The toy cannot scatter, and hardly a draw fits both chains of `online` at symbolic sizes."""
+
+
 @pytest.mark.parametrize("machine", [AVX512, TOY, SM90], ids=lambda m: m.name)
 @pytest.mark.parametrize(("name", "sizes"), CASES, ids=IDS)
 def test_legal_mappings_do_not_change_the_answer(name: str, sizes: dict[str, int | str],
                                                  machine: Machine) -> None:
     func = kernel(name, **sizes)
     seed = f"{name} {machine.name} {sorted(sizes)}"
-    found = legal(random.Random(seed), func, machine, 60)
-    for mapping in found[:4]:
+    found = legal(random.Random(seed), func, machine, 4)
+    assert found or (name, machine.name) in RARE
+    for mapping in found:
         assert run(func, mapping, machine) < 1e-4, mapping
 
 
@@ -66,8 +71,8 @@ def test_legal_mappings_do_not_change_the_answer(name: str, sizes: dict[str, int
 def test_roles_do_not_either_whoever_goes_first(name: str, sizes: dict[str, int | str],
                                                 machine: Machine) -> None:
     func = kernel(name, **sizes)
-    found = legal(random.Random(f"{name} roles"), func, machine, 200, roles=True)
-    for mapping in found[:3]:
+    found = legal(random.Random(f"{name} roles"), func, machine, 3, roles=True)
+    for mapping in found:
         for turns in (Engine, Late, Anyhow):
             assert run(func, mapping, machine, turns) < 1e-4, mapping
 
@@ -75,7 +80,7 @@ def test_roles_do_not_either_whoever_goes_first(name: str, sizes: dict[str, int 
 @pytest.mark.parametrize("name", list(SIZES))
 def test_compiled_mappings_give_the_answer_too(name: str) -> None:
     func = kernel(name, **SIZES[name])
-    drawn = legal(random.Random(f"compiled {name}"), func, HOST, 40)[:4]
+    drawn = legal(random.Random(f"compiled {name}"), func, HOST, 4)
     kernels = [replace(to_kernel(func.with_attr("mapping", m), HOST), name=f"{name}{n}")
                for n, m in enumerate(drawn)]
     cpu = target(HOST.name)
