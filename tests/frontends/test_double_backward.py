@@ -11,6 +11,7 @@ import torch
 from agreement import rung
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 
 @pytest.fixture(autouse=True)
@@ -82,11 +83,41 @@ def test_a_penalty_on_the_gradient_trains_parameters() -> None:
     torch.testing.assert_close(got, want)
 
 
-def test_what_cannot_run_again_is_refused() -> None:
-    x, _ = inputs()
-    compiled = rung(lambda x, w: F.dropout(x, 0.5) ** 2)
-    with pytest.raises(RuntimeError, match="double backward"):
-        orders(compiled, [x, x], 2)
+class Normed(nn.Module):
+    """Statistics that are updated, random numbers, and a buffer that scales the result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.BatchNorm1d(4), nn.Linear(4, 4)
+        self.register_buffer("calls", torch.ones(()))
+        self.double()
+
+    def forward(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y = F.dropout(self.norm(x) * self.calls.clone(), 0.4) + F.instance_norm(
+            w[None], torch.zeros(4).double(), torch.ones(4).double()).sum()
+        self.calls += 1
+        return F.rrelu(self.linear(y), 0.1, 0.3, training=True).sin()
+
+
+def test_updated_statistics_and_random_numbers_are_eagers() -> None:
+    def step(compile: Callable[..., Any]) -> list[Any]:
+        torch.manual_seed(0)
+        model = Normed()
+        run, found = compile(model), list[Any]()
+        for _ in range(2):
+            found += orders(run, inputs(), 2)
+        return [*found, *model.buffers(), torch.rand(3)]
+    torch.testing.assert_close(step(rung), step(lambda model: model))
+
+
+def test_random_numbers_under_checkpointing_are_eagers() -> None:
+    def fn(x: torch.Tensor, w: torch.Tensor) -> Any:
+        return checkpoint(lambda x: F.dropout(x.sin() @ w, 0.5) ** 2, x, use_reentrant=False)
+    found = []
+    for run in (rung(fn), fn):
+        torch.manual_seed(0)
+        found.append([*orders(run, inputs(), 2), torch.rand(2)])
+    torch.testing.assert_close(*found)
 
 
 def test_an_input_changed_since_is_refused() -> None:

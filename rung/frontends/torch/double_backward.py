@@ -4,6 +4,7 @@ AOTAutograd's backward graph reads values that its forward graph kept, and these
 AOTAutograd raises. Here the function of autograd that it makes for a graph remembers the inputs of
 a call, and under `create_graph=True` the forward graph runs again on them in eager. An input that
 nothing kept for the backward pass comes of has no influence on it: of that, the layout is enough.
+Of an input that the graph updates, the old value is kept; what it draws, it draws again.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ def differentiable(graphs: Sequence[fx.GraphModule]) -> Iterator[None]:
     """
     def made(cls: Any, /, **_: Any) -> None:
         if hasattr(cls, "_aot_id") and graphs and repeats(graphs[0]):
-            cls.forward = staticmethod(_remembering(cls.forward, felt(graphs[0])))
+            cls.forward = staticmethod(_remembering(
+                cls.forward, felt(graphs[0]), _updated(graphs[0]), _draws(graphs[0])))
             cls.backward = staticmethod(_backward(cls.backward, graphs[0]))
 
     Function.__init_subclass__ = classmethod(made)
@@ -40,10 +42,29 @@ def differentiable(graphs: Sequence[fx.GraphModule]) -> Iterator[None]:
 
 
 def repeats(graph: fx.GraphModule) -> bool:
-    """Whether a graph gives the same when it runs again, and changes nothing."""
+    """Whether a graph changes nothing but inputs, as its last steps."""
+    return not any(isinstance(n.target, torch._ops.OpOverload) and n.target._schema.is_mutable
+                   and not _is_update(n) for n in graph.graph.nodes)
+
+
+def _is_update(node: fx.Node) -> bool:
+    """Whether a node gives an input its new value, that none reads."""
+    return (node.target is torch.ops.aten.copy_.default and not node.users
+            and isinstance(node.args[0], fx.Node) and node.args[0].op == "placeholder")
+
+
+def _updated(graph: fx.GraphModule) -> list[bool]:
+    """For each input of a graph, whether the graph updates it."""
+    found = {n.args[0] for n in graph.graph.nodes if _is_update(n)}
+    return [n in found for n in graph.graph.nodes if n.op == "placeholder"]
+
+
+def _draws(graph: fx.GraphModule) -> bool:
+    """Whether a graph may draw random numbers."""
     ops: list[Any] = [n.target for n in graph.graph.nodes if n.op == "call_function"]
-    return not any(isinstance(op, torch._ops.OpOverload) and (
-        op._schema.is_mutable or torch.Tag.nondeterministic_seeded in op.tags) for op in ops)
+    return any(isinstance(op, torch._ops.HigherOrderOperator) or (
+        isinstance(op, torch._ops.OpOverload)
+        and torch.Tag.nondeterministic_seeded in op.tags) for op in ops)
 
 
 def felt(graph: fx.GraphModule) -> list[bool]:
@@ -57,12 +78,18 @@ def felt(graph: fx.GraphModule) -> list[bool]:
     return [node in live for node, _ in inputs]
 
 
-def _remembering(forward: Pass, needed: Sequence[bool]) -> Pass:
+def _remembering(forward: Pass, needed: Sequence[bool], updated: Sequence[bool],
+                 draws: bool) -> Pass:
+    def kept(x: Any, keep: bool, changes: bool) -> Any:
+        if not keep and _is_plain(x):
+            return _like(x)
+        return x.clone() if changes and not x.requires_grad else x
+
     def run(ctx: Any, *args: Any) -> Any:
-        whole = needed if len(needed) == len(args) else [True] * len(args)
-        ctx.inputs_of_call = [_like(x) if not keep and _is_plain(x) else x
-                              for x, keep in zip(args, whole, strict=True)]
+        whole = len(needed) == len(args)
+        ctx.inputs_of_call = list(map(kept, args, needed, updated)) if whole else list(args)
         ctx.versions_of_inputs = _versions(ctx.inputs_of_call)
+        ctx.drawn_from = torch.get_rng_state() if draws else None
         return forward(ctx, *args)
     return run
 
@@ -93,7 +120,10 @@ def _backward(backward: Pass, graph: fx.GraphModule) -> Pass:
                                "modified by an inplace operation")
         # torch 2.13 hands them over as one list
         given = grads[0] if grads and isinstance(grads[0], list) else grads
-        return _eager(graph, [x() if callable(x) else x for x in inputs], given)
+        with torch.random.fork_rng([], enabled=ctx.drawn_from is not None):
+            if ctx.drawn_from is not None:
+                torch.set_rng_state(ctx.drawn_from)
+            return _eager(graph, [x() if callable(x) else x for x in inputs], given)
     return run
 
 
@@ -102,12 +132,20 @@ def _arity(graph: fx.GraphModule) -> int:
 
 
 class _Differentiable(fx.Interpreter):
-    """Runs a graph; the functional `copy`, which has no derivative, as what has one."""
+    """Runs a graph without its updates. `copy` has no derivative, and that of the functional rrelu
+    reads the noise of before (torch 2.13): they run as what has the right one."""
+
+    def run_node(self, n: fx.Node) -> Any:
+        return None if _is_update(n) else super().run_node(n)
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if target is torch.ops.aten.copy.default:
             onto, source = args[:2]
             return source.to(onto.dtype).expand_as(onto).clone()
+        if target is torch.ops.aten.rrelu_with_noise_functional.default:
+            x, noise, *rest = args
+            drawn = torch.empty_like(noise)
+            return torch.ops.aten.rrelu_with_noise.default(x, drawn, *rest, **kwargs), drawn
         return super().call_function(target, args, kwargs)
 
 
