@@ -1,8 +1,8 @@
 """Trying programs: what eager does with them against what Rung does.
 
 Programs are compiled side by side, a few in a graph, by the backend called as Dynamo calls it; one
-that differs there is tried alone. What AOTAutograd cannot trace goes through torch.compile. Where
-Rung still differs, AOTAutograd alone is asked: what differs there in the same way is torch's fault.
+that differs there is tried alone, and then through torch.compile. Where Rung still differs,
+AOTAutograd alone is asked: what differs there in the same way is torch's fault.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from functools import partial
 from typing import Any
 
 import torch
-from opdb.compare import DECLINED, RAISES, Outcome, difference
+from opdb.compare import DECLINED, Outcome, difference
 from opdb.programs import Item, Program, graph, programs
-from torch._dynamo.backends.debugging import aot_eager
 from torch.testing._internal.common_utils import set_rng_seed
 
 from rung.core import trace
@@ -44,12 +43,6 @@ class Tally:
 def ours(strict: bool) -> Compile:
     """The backend, called as Dynamo calls it."""
     return lambda batch, tensors: backend.rung(graph(batch), tensors, options={"strict": strict})
-
-
-def alone(batch: Sequence[Program], tensors: Sequence[torch.Tensor]) -> Callable[..., Any]:
-    """AOTAutograd without Rung."""
-    made: Callable[..., Any] = aot_eager(graph(batch), tensors)
-    return made
 
 
 def through(name: str) -> Compile:
@@ -192,9 +185,8 @@ def single(way: str, p: Program, tally: Tally) -> tuple[str, str]:
     if found.startswith(DECLINED):
         tally.unlowered.append(found)
         found, = differences(way, [p], ours(strict=False))
-    if not found.startswith(RAISES):
-        return found, found and differences(way, [p], alone)[0]
-    found, = differences(way, [p], through("rung"))
+    if found:
+        found, = differences(way, [p], through("rung"))
     return found, found and differences(way, [p], through("aot_eager"))[0]
 
 
