@@ -83,7 +83,25 @@ def compile_graphs(gm: fx.GraphModule, example_inputs: Sequence[Any], forward: C
             decompositions=dict(decompositions), keep_inference_input_mutations=True)
     if alone and isinstance(gm, fx.GraphModule):
         return unboxed(alone[0])
+    if any(map(is_plain_subclass, example_inputs)):
+        whole = unwatched(whole)
     return alone[0] if alone else untraced(whole)  # flattened: of a list, as `whole` is then
+
+
+def is_plain_subclass(x: object) -> bool:
+    """Whether operators below autograd take a subclass of tensors for a tensor."""
+    own: Any = torch.Tensor
+    return isinstance(x, own) and type(x) not in (own, torch.nn.Parameter) and (
+        type(x).__torch_dispatch__ is own.__torch_dispatch__)
+
+
+def unwatched(run: Function) -> Function:
+    """`run` without AOTAutograd's look at the operators of a first call, which refuses subclasses.
+    """
+    def call(*args: Any) -> Any:
+        with settings.patch(check_custom_op_aliasing=False):
+            return run(*args)
+    return call if hasattr(settings, "check_custom_op_aliasing") else run
 
 
 def gradients_without_autocast() -> AbstractContextManager[object]:

@@ -7,13 +7,16 @@
     x.add_(1)
     return y[0]             AOTAutograd takes the row of z, not of y
 
+    x[1:] = x[:-1]          eager refuses to overwrite a part of what it reads, or reads what it has
+    x.addmm_(x, x)          overwritten; AOTAutograd reads all of it before
+
     torch.lstm(..., dropout=0.5, train=True)    torch writes it out without the dropout
     torch.lstm(x, ...)      AOTAutograd runs it where it saves nothing for its gradient
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,6 +32,9 @@ def fault(gm: fx.GraphModule) -> str:
     for module in (m for m in gm.modules() if isinstance(m, fx.GraphModule)):
         for node in module.graph.nodes:
             faults = {"writes to elements that share memory": any(map(overlaps, _written(node))),
+                      "overwrites what it reads": _overwrites(node),
+                      "takes memory of another": _name(node) == "set_" and (
+                          node.args[0].op != "placeholder"),
                       "would not drop": _drops(node), "would save nothing": _saves(node)}
             for what in (what for what, holds in faults.items() if holds):
                 at = origin_of(node)
@@ -37,18 +43,21 @@ def fault(gm: fx.GraphModule) -> str:
 
 
 def view_of_shared(gm: fx.GraphModule) -> str:
-    """What the first result is that views one of several arguments that share elements, in memory
-    which is written to; "" where there is none."""
+    """What the first result is that views one of several arguments that share elements, or the
+    first view of an argument's storage, in memory which is written to; "" where there is none."""
     nodes, given = list(gm.graph.nodes), defaultdict[int, list[torch.Tensor]](list)
     for node in nodes:
         if node.op == "placeholder" and _memory(node):
             given[_memory(node)].append(node.meta["example_value"])
     written = {_memory(n) for node in nodes for n in _targets(node)}
     shared = {place for place, xs in given.items() if place in written and compat.overlap(xs)}
-    for node in nodes[-1].all_input_nodes:
-        if node.op != "placeholder" and _memory(node) in shared:
+    for node in nodes:
+        wide = _name(node) == "as_strided" and _memory(node) in written.intersection(given)
+        if wide or (nodes[-1] in node.users and node.op != "placeholder"
+                    and _memory(node) in shared):
+            what = "an argument's storage" if wide else "one of several arguments in one memory"
             at = origin_of(node)
-            return f"{at.target} views one of several arguments that share elements at {at.line}"
+            return f"{at.target} views {what}, which is written to, at {at.line}"
     return ""
 
 
@@ -92,7 +101,7 @@ def _targets(node: fx.Node) -> Iterator[fx.Node]:
     """The nodes that are overwritten by a call."""
     name = _name(node)
     into = [node.kwargs["out"]] if isinstance(node.kwargs.get("out"), fx.Node) else []
-    if node.op in ("call_method", "call_function") and node.args and (
+    if node.op in ("call_method", "call_function") and node.args and name != "set_" and (
             (name.endswith("_") and not name.endswith("__")) or name in ("setitem", *INPLACE)):
         into.append(node.args[0])
     return (x for x in into if isinstance(x, fx.Node))
@@ -100,6 +109,63 @@ def _targets(node: fx.Node) -> Iterator[fx.Node]:
 
 INPLACE = {"iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor",
            "ilshift", "irshift", "imatmul"}
+
+
+def _overwrites(node: fx.Node) -> bool:
+    """Whether a call overwrites elements that it reads, but for those that it reads one by one."""
+    name, rest = _name(node), node.args[1:]
+    for into in _targets(node):
+        place, alone = into.meta["example_value"], _is_elementwise(name)
+        given = node.args if "out" in node.kwargs else rest[name == "setitem":]
+        reads = [x.meta["example_value"] for x in _nodes((given, {**node.kwargs, "out": None}))
+                 if _memory(x) == _memory(into) > 0]
+        if reads and name == "setitem" and not _nodes(rest[0]):
+            view = place[rest[0]]
+            alone = view.untyped_storage()._cdata == _memory(into)
+            place = view if alone else place
+        if any(meet(place, x) and not (alone and _layout(place) == _layout(x)) for x in reads):
+            return True
+    return False
+
+
+def _nodes(args: Any) -> list[fx.Node]:
+    found = list[fx.Node]()
+    fx.node.map_arg(args, found.append)
+    return found
+
+
+def _is_elementwise(name: str) -> bool:
+    packet = getattr(torch.ops.aten, name, None)
+    tags = {t for o in packet.overloads() for t in getattr(packet, o).tags} if packet else ()
+    return torch.Tag.pointwise in tags or name in INPLACE - {"imatmul"} | {"copy_", "masked_fill_"}
+
+
+def _layout(x: torch.Tensor) -> tuple[int, list[int], list[int]]:
+    """(offset, sizes, strides) of a tensor."""
+    return (compat.expected(x.storage_offset()), [*map(compat.expected, x.shape)],
+            [*map(compat.expected, x.stride())])
+
+
+def meet(x: torch.Tensor, y: torch.Tensor) -> bool:
+    """Whether two tensors in one storage share elements, or are not easily told apart."""
+    reach = Counter[int](), Counter[int]()  # the least and the largest factor of each stride
+    for sign, (_, sizes, steps) in ((1, _layout(x)), (-1, _layout(y))):
+        for size, step in zip(sizes, steps, strict=True):
+            reach[sign > 0][step] += sign * (size - 1)
+    terms = [(s, reach[0][s], reach[1][s]) for s in sorted({*reach[0], *reach[1]} - {0})]
+    return bool(compat.expected(x.numel()) and compat.expected(y.numel())) and (
+        _solvable(terms[::-1], _layout(y)[0] - _layout(x)[0]))
+
+
+def _solvable(terms: list[tuple[int, int, int]], total: int) -> bool:
+    """Whether multiples of strides, from the least to the largest factor, add up to `total`."""
+    if not terms:
+        return total == 0
+    (step, low, high), *rest = terms
+    least, most = (sum(t[0] * t[n] for t in rest) for n in (1, 2))
+    first, last = max(low, -((most - total) // step)), min(high, (total - least) // step)
+    return last - first > 64 or any(
+        _solvable(rest, total - step * k) for k in range(first, last + 1))
 
 
 def overlaps(x: Any) -> bool:
