@@ -90,15 +90,14 @@ def compile_graphs(gm: fx.GraphModule, example_inputs: Sequence[Any], forward: C
 
 def is_plain_subclass(x: object) -> bool:
     """Whether operators below autograd take a subclass of tensors for a tensor."""
-    own: Any = torch.Tensor
-    return isinstance(x, own) and type(x) not in (own, torch.nn.Parameter) and (
-        type(x).__torch_dispatch__ is own.__torch_dispatch__)
+    return isinstance(x, torch.Tensor) and type(x) not in (torch.Tensor, torch.nn.Parameter) and (
+        type(x).__torch_dispatch__ is torch.Tensor.__torch_dispatch__)
 
 
 def unwatched(run: Function) -> Function:
     """`run` without AOTAutograd's look at the operators of a first call, which refuses subclasses.
     """
-    def call(*args: Any) -> Any:
+    def call(*args: object) -> object:
         with settings.patch(check_custom_op_aliasing=False):
             return run(*args)
     return call if hasattr(settings, "check_custom_op_aliasing") else run

@@ -128,7 +128,7 @@ def _overwrites(node: fx.Node) -> bool:
     return False
 
 
-def _nodes(args: Any) -> list[fx.Node]:
+def _nodes(args: fx.node.Argument) -> list[fx.Node]:
     found = list[fx.Node]()
     fx.node.map_arg(args, found.append)
     return found
