@@ -641,6 +641,15 @@ def _transposed(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return torch.tanh(F.conv_transpose2d(x, w, padding=1, output_padding=1))
 
 
+CASTS: Rows = {  # faults of AOTAutograd too
+    "floats written to whole numbers": (lambda x: x.clone().logit_(), lambda: [torch.arange(2)]),
+    "a product written to them": (lambda x: x.clone().ldexp_(x), lambda: [torch.arange(2)]),
+    "results of two types": (lambda x: torch.aminmax(x, dim=0, out=(
+        torch.zeros(2), torch.zeros(2).double())), lambda: [torch.ones(3, 2)]),
+    "a complex number of another width": (lambda x: torch.complex(
+        x, x, out=torch.zeros(3, dtype=torch.complex64)), lambda: [torch.ones(3).double()]),
+}
+
 RAISES: Rows = {
     "3 a remainder by zero": (lambda x, y: torch.remainder(x, y) + 1, lambda: [
         torch.arange(9, dtype=torch.uint8), torch.tensor([3, 2, 1, 4, 0, 5, 6, 7, 8]).byte()]),
@@ -682,6 +691,7 @@ RAISES: Rows = {
         "taken from true": lambda x: True - x,
         "less true": lambda x: x - True, "less a bool": lambda x: x - torch.tensor(True),
         "times true": lambda x: torch.add(x, x, alpha=True)}.items()},
+    **CASTS,
     "bools times a number": (lambda x: torch.add(x, x, alpha=1.0), lambda: [torch.tensor([True])]),
 }
 
@@ -692,7 +702,7 @@ def test_an_error_is_raised_as_in_eager(name: str) -> None:
     with pytest.raises((RuntimeError, IndexError)) as eager:
         fn(*make())
     with pytest.raises((eager.type, TorchRuntimeError)) as found:  # Dynamo's, where it finds out
-        rung(fn)(*make())
+        rung(fn, strict=name not in CASTS)(*make())
     assert not isinstance(found.value, BackendCompilerFailed)
 
 

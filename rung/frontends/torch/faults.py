@@ -12,6 +12,9 @@
 
     torch.lstm(..., dropout=0.5, train=True)    torch writes it out without the dropout
     torch.lstm(x, ...)      AOTAutograd runs it where it saves nothing for its gradient
+
+    n.logit_()              eager refuses to put floats into integers, and some functions to write
+    torch.complex(x, y, out=z)          to another type: torch writes them out with casts
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils._pytree import tree_leaves
 
 from rung.frontends.torch import compat
 from rung.frontends.torch.importer import origin_of
@@ -35,7 +39,8 @@ def fault(gm: fx.GraphModule) -> str:
                       "overwrites what it reads": _overwrites(node),
                       "takes memory of another": _name(node) == "set_" and (
                           node.args[0].op != "placeholder"),
-                      "would not drop": _drops(node), "would save nothing": _saves(node)}
+                      "would not drop": _drops(node), "would save nothing": _saves(node),
+                      "writes values of another type": _casts(node)}
             for what in (what for what, holds in faults.items() if holds):
                 at = origin_of(node)
                 return f"{at.target} {what} at {at.line}: {at.code}"
@@ -85,6 +90,30 @@ def _saves(node: fx.Node) -> bool:
         x.requires_grad and x.dtype is not torch.float64 for x in node.meta["example_value"])
 
 
+def _casts(node: fx.Node) -> bool:
+    """Whether what a call overwrites has another type than its result would have by itself; in
+    place, one that cannot be cast to."""
+    name, outs = _name(node), [x for x in tree_leaves(node.kwargs.get("out"))
+                               if isinstance(x, fx.Node)]
+    alone: object = node.target
+    if not outs or isinstance(alone, str):
+        outs, alone = list(_targets(node))[:1], getattr(torch.Tensor, name.rstrip("_"), None)
+    held = [x.meta["example_value"] for x in outs if isinstance(
+        x.meta.get("example_value"), torch.Tensor)]
+    if not callable(alone) or not held or (
+            "out" not in node.kwargs and any(x.is_floating_point() for x in held)):
+        return False
+    args, named = fx.map_arg((node.args, {k: x for k, x in node.kwargs.items() if k != "out"}),
+                             lambda n: n.meta.get("example_value"))
+    try:
+        made = tree_leaves(alone(*args, **named))
+    except Exception:  # there is no such function, so that torch's word on the call stands
+        return False
+    return any(isinstance(y, torch.Tensor) and (
+        y.dtype is not x.dtype if "out" in node.kwargs else not torch.can_cast(y.dtype, x.dtype))
+        for y, x in zip(made, held, strict=False))
+
+
 def _name(node: fx.Node) -> str:
     return str(getattr(node.target, "__name__", node.target))
 
@@ -100,7 +129,7 @@ def _written(node: fx.Node) -> Iterator[Any]:
 def _targets(node: fx.Node) -> Iterator[fx.Node]:
     """The nodes that are overwritten by a call."""
     name = _name(node)
-    into = [node.kwargs["out"]] if isinstance(node.kwargs.get("out"), fx.Node) else []
+    into = tree_leaves(node.kwargs.get("out"))
     if node.op in ("call_method", "call_function") and node.args and name != "set_" and (
             (name.endswith("_") and not name.endswith("__")) or name in ("setitem", *INPLACE)):
         into.append(node.args[0])
