@@ -23,7 +23,9 @@ from rung.core.options import Options
 from rung.core.parse import parse_module
 from rung.program.ir import VOCABULARY, Module
 from rung.targets.base import UnknownTarget, target
+from rung.targets.cpu.emit import emit
 from rung.tile.mapping import parse_mapping
+from rung.tile.to_kernel import to_kernel
 from rung.tools import check
 
 CPU = target("cpu")
@@ -162,6 +164,20 @@ def test_mappings_of_the_user(tmp_path: Path) -> None:
     made = pipeline.lower_module(models.floor_add(64), CPU, mappings=found)
     assert str(made.modules["tile"].kernels[0].attr("mapping")) == text.strip()
     assert "f32x4" in made.source
+
+
+def test_lanes_of_an_index_are_computed_once() -> None:
+    """An element's address reads one lane; the text of the vector is not repeated in each."""
+    text = """
+kernel pick(x: f32[70], at: i64[64]) -> y: f32[64]
+  to = at[i] + 1 : i64 over i
+  y[i] = x[to]
+map pick on cpu.avx512
+  i: seq *, simd 16
+"""
+    (made,) = parse_module(text, pipeline.VOCABULARIES, parse_mapping)
+    source = emit([to_kernel(made, target("cpu.avx512").machine)])
+    assert source.count("add_i64x16(") == 2 and source.count("(to)[15]") == 1
 
 
 def test_sizes_to_expect_come_from_the_inputs() -> None:

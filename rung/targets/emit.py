@@ -191,6 +191,8 @@ class Emitter:
             return False
         t, wide = value.type, readers[0]
         assert isinstance(t, VecType)
+        if t.lanes > 1 and value in getattr(wide, "subs", ()):
+            return False  # each lane's address reads it
         around = getattr(wide.results[0].type, "unroll", ()) if wide.results else getattr(
             wide, "unroll", ())
         return not isinstance(wide, Combine) and set(around) == set(t.unroll) and not isinstance(
