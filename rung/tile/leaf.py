@@ -250,11 +250,11 @@ class Leaf:
         return [-sym(s.var) for s in self.nest.launch if s.kind in kinds and s.axis not in axes]
 
     def _store(self, stmt: Stmt, op: loop.Store, scope: Scope) -> None:
-        last = self._last_step(stmt, scope)
-        if last is None:
+        last, fold = self._last_step(stmt, scope), next((s for s in stmt.needs if s.carried), stmt)
+        # A state that is stored as it is gets the same store in every step.
+        if last is None or (op is fold.waits and op.value is fold.op.results[0]):
             self._write(op, self.value(op.value, scope), scope)
             return
-        fold = next(s for s in stmt.needs if s.carried)
         then, other = scope.builder.inner(), scope.builder.inner()
         done, partial = scope.inside(then), scope.inside(other)
         self._write(op, self.value(op.value, done), done)

@@ -8,6 +8,8 @@ import pytest
 from mapped import KERNELS, difference, kernel
 
 from rung.core.errors import MappingError
+from rung.core.op import walk
+from rung.kernel.ir import Store
 from rung.targets.base import target
 from rung.targets.cpu.machine import AVX512
 from rung.targets.toy.machine import TOY
@@ -50,6 +52,15 @@ def test_a_carried_state_is_read_by_other_stores_in_its_last_step() -> None:
         to_kernel(kernel("kept", "bf16", mapping.format("y"), M=5, K=30, N=20), AVX512)
     with pytest.raises(MappingError, match="nothing stores it in x"):
         to_kernel(kernel("kept", "f32", mapping.format("x"), M=5, K=30, N=20), AVX512)
+
+
+def test_a_carried_state_is_stored_in_one_place() -> None:
+    """What waits in `z` is what is stored there at last; `y` is written in the last step alone."""
+    func = kernel("kept", "f32", "  i: l1 *, reg 2\n  j: l1 *, simd 16\n  k: l3 *, seq 8\n"
+                  "  carry mm in z", M=6, K=30, N=32)
+    made = [op.buf.name for op in walk(to_kernel(func, AVX512).body) if isinstance(op, Store)]
+    assert sorted(made) == ["y", "z"]
+    assert difference(func, AVX512) < 1e-4
 
 
 @pytest.mark.parametrize("name", ["cpu.avx512", "cpu.avx2", "cpu.base", "toy", "cuda.sm90"])
