@@ -6,6 +6,7 @@ keeps it, so that processes that build the same library at the same time do no h
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import subprocess
@@ -134,7 +135,7 @@ def _compile(sources: Sequence[str], command: Sequence[str], libraries: Sequence
             link = [*command, *(f"{work}/kernels{n}.o" for n in range(len(sources))), *libraries]
             if len(sources) == 1:
                 lines, link = [], [*command, f"{work}/kernels0.c", *libraries]
-            with ThreadPoolExecutor(max(len(lines), 1)) as several:
+            with ThreadPoolExecutor(os.cpu_count()) as several:
                 for source, run in zip(sources, several.map(_run, lines), strict=False):
                     _refuse(run, source, library)
             _refuse(_run([*link, "-o", str(made)]), sources[0], library)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Sequence
 
 from rung.core.expr import Expr, to_source
-from rung.core.op import Func, walk
+from rung.core.op import Func
 from rung.kernel.ir import For
 from rung.targets.base import Checked, Launched, Place, Stretch, strides_of
 from rung.targets.c_family import Prelude
@@ -31,31 +30,33 @@ class CpuEmitter(Emitter):
         self.open_cores -= op.level == "core"
 
 
-def emit(kernels: Sequence[Func]) -> str:
-    """One source for all kernels; `run_NAME(buffers..., sizes...)` is each one's function.
+HEAD = "void run_{name}({params})"
+"""The prefix keeps a kernel called `floor` apart from the C library's."""
 
-    The prefix keeps a kernel called `floor` apart from the C library's.
-    """
-    prelude = Prelude()
-    style = Style(head="void run_{name}({params})")
+
+def emit(kernels: Sequence[Func]) -> str:
+    """One source for all kernels; `run_NAME(buffers..., sizes...)` is each one's function."""
+    prelude, style = Prelude(), Style(head=HEAD)
     bodies = [CpuEmitter(k, prelude, style).source() for k in kernels]
     return prelude.text() + "\n" + "\n\n".join(bodies) + "\n"
 
 
 UNIT = 1 << 16
-"""Characters of source that are worth a compiler of their own."""
+"""Characters of source that are worth a run of the compiler of their own."""
 
 
 def emit_units(kernels: Sequence[Func], source: str, stretches: Sequence[Stretch]) -> list[str]:
     """The sources of a library of kernels, whose one source this is, and stretches: several of
     about equal length where that is long, so that they are compiled at the same time."""
-    count = min(os.cpu_count() or 1, 1 + len(source) // UNIT, len(kernels) or 1)
+    count = min(1 + len(source) // UNIT, len(kernels) or 1)
     calls = [f"void run_{k.name}();" for k in kernels] if count > 1 else []
     ends = "\n".join([*calls, *map(emit_stretch, stretches)])
     if count == 1:
         return [f"{source}\n{ends}"]
-    heavy = sorted(kernels, key=lambda k: -sum(1 for _ in walk(k.body)))
-    return [*(emit(heavy[n::count]) for n in range(count)), ends]
+    start = "\n" + HEAD.partition("{")[0]
+    prelude, *bodies = source.split(start)
+    bodies.sort(key=len, reverse=True)
+    return [*(start.join([prelude, *bodies[n::count]]) for n in range(count)), ends]
 
 
 # --- stretches
