@@ -64,6 +64,8 @@ SHARING: dict[str, Callable[[torch.Tensor], Any]] = {
     "a copy of an argument": lambda x: x.reshape(-1).clone(),
     "views of a result": _views_of_a_result,
     "equal casts": lambda x: (x.to(torch.int64), x.to(torch.int64), x * 1, x + 0),
+    "equal results in another order of memory": lambda x: (
+        x.t() * 2, x.t() * 2.0, (x.t() + 1)[0], (1 + x.t())[0]),
     "views without their base": lambda x: ((z := x + 1)[0], z[1], z[0].clone()),
     "views of an argument": lambda x: (x, x.view(-1), x.t(), x[1], x.detach(), x.contiguous()),
     "copies of an argument": lambda x: (x.view(-1)[2:4].clone(), x.clone(), x.repeat(1, 1)),
