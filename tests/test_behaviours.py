@@ -172,6 +172,12 @@ VALUES: Rows = {
             [[-INF, -INF, -INF], [0, -INF, 1], [1, 2, 3], [INF, 0, 0]])]),
     "products of softmaxes": (lambda x: 1 - F.linear(x.softmax(1), x.softmax(1)) / 8, lambda: [
         torch.randn(32, 2, dtype=torch.float64)]),
+    "shrunk to nothing": (lambda x: (F.softshrink(x), F.hardshrink(x)), lambda: [
+        odd()[0][:48].requires_grad_()]),
+    "sums that overflow": (lambda x: ((x * x).mean().sqrt(), x.norm(), x.mean()), lambda: [
+        torch.full((300, 4), 1e18)]),
+    "whether any or all are true, as sums": (lambda x: (
+        x.sum(dtype=torch.bool), x.prod(dtype=torch.bool)), odd),
     "191 values that each use two before them": (_braid, lambda: [
         torch.arange(7.0), torch.arange(7.0) / 10]),
 }
@@ -324,6 +330,9 @@ SHAPES: Rows = {
     "79 nearest pixels": (lambda x: (
         F.interpolate(x, scale_factor=1.3, mode="nearest"), F.interpolate(x, size=(5, 7))),
         lambda: [torch.randn(1, 1, 3, 2, dtype=torch.float64)]),
+    "an empty batch of more pixels": (lambda x: [F.interpolate(
+        x, (7, 3), mode=mode) for mode in ("nearest", "nearest-exact", "bilinear")],
+        lambda: [torch.zeros(0, 3, 4, 5)]),
     "81 resampling": (_resampled, lambda: [learnt(2, 3, 4, 5)]),
     "83 convolutions": (_convolved, lambda: [
         learnt(2, 4, 7, 6), learnt(4, 4, 3, 3), learnt(4, 1, 3, 3)]),
@@ -693,6 +702,22 @@ RAISES: Rows = {
         "times true": lambda x: torch.add(x, x, alpha=True)}.items()},
     **CASTS,
     "bools times a number": (lambda x: torch.add(x, x, alpha=1.0), lambda: [torch.tensor([True])]),
+    **{f"{name} of whole numbers": (fn, lambda: [torch.ones(2, 4).long()]) for name, fn in {
+        "a scaled quotient": lambda x: torch.addcdiv(x, x, x), "a gate": F.glu,
+        "a variance": torch.var_mean, "a loss": lambda x: F.nll_loss(x, x[:, 0]),
+        "shrinkage": F.hardshrink, "a margin": lambda x: F.multi_margin_loss(x, x[:, 0]),
+        "more pixels": lambda x: F.interpolate(x[None], 5)}.items()},
+    **{f"{name} of bools": (fn, lambda: [torch.ones(2, 4).bool()]) for name, fn in {
+        "rounding": torch.ceil, "a power": lambda x: x ** x, "bounds": lambda x: x.clamp(x, x),
+        "a remainder": lambda x: x % x, "a mirrored edge": lambda x: F.pad(x, (1, 1), "reflect"),
+        "the place": lambda x: x[0, 0].argmax(0)}.items()},
+    **{name: (fn, lambda: [torch.ones(5, 3)]) for name, fn in {
+        "a width of nothing": lambda x: F.celu(x, 0.0),
+        "a dimension that a number has not": lambda x: x[0, 0].softmax(1),
+        "a diagonal that is too short": lambda x: x.diagonal_scatter(x[0, :2]),
+        "a slice with a dimension too few": lambda x: x[:, None].select_scatter(x[0], 0, 1),
+        "statistics of another type": lambda x: F.batch_norm(
+            x, x[0].double(), x[0].double())}.items()},
 }
 
 
@@ -704,6 +729,13 @@ def test_an_error_is_raised_as_in_eager(name: str) -> None:
     with pytest.raises((eager.type, TorchRuntimeError)) as found:  # Dynamo's, where it finds out
         rung(fn, strict=name not in CASTS)(*make())
     assert not isinstance(found.value, BackendCompilerFailed)
+
+
+def test_a_gradient_that_eager_refuses() -> None:
+    """What an activation in place gave does not tell its argument where the slope is negative."""
+    for fn in (lambda x: F.elu_(x * 1, -1.0), lambda x: F.leaky_relu_(x * 1, -0.5)):
+        with pytest.raises(RuntimeError, match="negative slope"):
+            rung(fn)(learnt(3)).sum().backward()
 
 
 def test_every_report_has_a_test() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from rung.core.errors import VerifyError
 from rung.core.types import BF16, BOOL, DTYPES, F16, F32, F64, I64, DType
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -298,7 +299,7 @@ class Monoid:
     def identity(self, dtype: DType) -> float | int | bool:
         """The value x with combine(x, y) = y for all y of `dtype`."""
         if dtype == BOOL and self.name not in ("and", "or"):
-            raise ValueError(f"{self.name} has no identity in bool")
+            raise VerifyError(f"{self.name} has no identity in bool")
         if self.name in ("min", "max"):
             return _extreme(dtype, low=self.name == "max")
         if self.name == "and" and dtype != BOOL:

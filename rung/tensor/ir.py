@@ -53,6 +53,7 @@ class Reduce(Op):
             raise VerifyError(f"axes {self.axes} of {self.x.type}")
         if dtype_of(self.x.type) != self.acc:
             raise VerifyError(f"reduces {self.x.type} with accumulator {self.acc}")
+        MONOIDS[self.monoid].identity(self.acc)
 
     def run(self, interp: Interp, *operands: Any) -> Any:
         monoid = MONOIDS[self.monoid]

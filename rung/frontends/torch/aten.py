@@ -26,7 +26,7 @@ from rung.core.scalar import SCALARS
 from rung.core.types import DTYPES, F32, F64, FLOAT, TensorType, Type, dtype_of, shape_of
 from rung.frontends.torch.activations import ACTIVATIONS
 from rung.frontends.torch.attention import ATTENTION
-from rung.frontends.torch.calls import bind, is_number, numbers, overload, schema_of
+from rung.frontends.torch.calls import bind, is_number, numbers, overload, refused, schema_of
 from rung.frontends.torch.emit import Emit
 from rung.frontends.torch.functions import FUNCTIONS
 from rung.frontends.torch.indexing import INDEXING
@@ -174,6 +174,8 @@ class _Lowering:
                     raise Unsupported("a float that is not known")
             elif index and may_be_negative(x):
                 raise Unsupported("an index that may be negative")
+        if entry.schema in ELEMENTWISE and (why := refused(call)):
+            raise Unsupported(why)
         if not is_view(call) and any(order_of(t) is None for t in call.types):
             raise Unsupported("a result with gaps in memory")
         return entry

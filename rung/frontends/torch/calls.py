@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pkgutil import resolve_name
@@ -11,7 +12,7 @@ import torch
 
 from rung.core.expr import Expr
 from rung.core.op import Value
-from rung.core.types import DType, TensorType
+from rung.core.types import DType, TensorType, dtype_of, shape_of
 from rung.frontends.torch.higher import APPLY
 from rung.frontends.torch.importer import TORCH_DTYPES
 from rung.program.ir import Call, Composite
@@ -88,6 +89,19 @@ def run_call(call: Call | Composite, values: Mapping[Value, torch.Tensor | int],
                               **{name: real(a) for name, a in call.args if name})
     found = [leaf for leaf in torch.utils._pytree.tree_leaves(out) if leaf is not None]
     return [x.contiguous() for x in found] if isinstance(call, Composite) else found
+
+
+def refused(call: Call) -> str:
+    """What torch raises for a call of operands that broadcast, tried on one element of each, or "":
+    its kernels take fewer types and numbers than its rules of promotion."""
+    values = {v: 1 if is_number(v) else torch.ones(
+        (1,) * len(shape_of(v.type)), dtype=DTYPES[dtype_of(v.type)], device="cpu")
+        for v in call.operands()}
+    try:
+        run_call(call, values, defaultdict(lambda: 1))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def to_torch(x: Any, value: Callable[[Value], Any], sizes: Mapping[str, int]) -> Any:

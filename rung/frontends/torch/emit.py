@@ -40,7 +40,10 @@ def compute_dtype(dtype: DType) -> DType:
 
 
 def dimension(dim: int, rank: int) -> int:
-    """A dimension counted from the start; scalars count as of rank 1."""
+    """A dimension counted from the start; scalars count as of rank 1. Unsupported where there is
+    none: torch does not always say so before it runs."""
+    if not -max(rank, 1) <= dim < max(rank, 1):
+        raise Unsupported(f"dimension {dim} of {rank}")
     return dim + max(rank, 1) if dim < 0 else dim
 
 
@@ -179,7 +182,8 @@ class Emit:
         """The dimensions that a reduction's `dim` means: none given, all of them."""
         rank = len(shape_of(x))
         dims = (dim,) if isinstance(dim, int) else tuple(dim or ())
-        return tuple(sorted(dimension(d, rank) for d in dims if rank)) or tuple(range(rank))
+        found = sorted(dimension(d, rank) for d in dims)
+        return tuple(found if rank and found else range(rank))
 
     def reduce(self, monoid: str, x: Value, axes: Sequence[int], keep: bool = False) -> Value:
         """A reduction in the type of `x`; `keep` leaves the axes with size 1."""
@@ -189,14 +193,15 @@ class Emit:
         shape = [Expr.of(1) if n in axes else s for n, s in enumerate(full)]
         return self.reshape(x, shape) if keep else x
 
-    def mean(self, x: Value, axes: Sequence[int], keep: bool = False, less: Number = 0) -> Value:
-        """Sum over `axes` divided by the number of its terms, or by `less` fewer."""
+    def mean(self, x: Value, axes: Sequence[int], keep: bool = False, less: Number = 0,
+             dtype: DType | None = None) -> Value:
+        """Sum over `axes`, as `dtype`, divided by the number of its terms, or by `less` fewer."""
         count = shapes.product([shape_of(x)[n] for n in axes])
-        total = self.reduce("add", x, axes, keep)
+        total = self.value(self.reduce("add", x, axes, keep), dtype or dtype_of(x.type))
         if count.const_value is not None:
             terms = max(count.const_value - less, 0)
             return self.map("div", total, float(terms))
-        known = self.value(count, dtype_of(x.type))
+        known = self.value(count, dtype_of(total.type))
         return self.map("div", total, self.map("max", self.map("sub", known, less), 0)
                         if less else known)
 

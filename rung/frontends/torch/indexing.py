@@ -260,6 +260,8 @@ def targets(e: Emit, x: Value, target: Value, weight: Value | None, ignored: int
 def nll_loss(e: Emit, x: Value, target: Value, weight: Value | None, reduction: int, ignored: int
              ) -> tuple[Value, Value]:
     """-weight x[row, target], as it is, summed, or divided by the sum of the weights too."""
+    if not e.dtype.is_float:
+        raise Unsupported(f"a loss of {e.dtype}")
     at, counts, scale = targets(e, x, target, weight, ignored)
     rank = len(shape_of(x))
     rows = moved(e, x, min(rank - 1, 1), rank - 1)

@@ -10,7 +10,7 @@ from rung.core.errors import Unsupported
 from rung.core.expr import Expr
 from rung.core.op import Value
 from rung.core.types import F64, dtype_of
-from rung.frontends.torch.emit import HALVES, Emit
+from rung.frontends.torch.emit import Emit
 from rung.frontends.torch.reductions import narrowed, widened
 from rung.frontends.torch.shapes import product
 from rung.tensor.ir import Full, shape_of
@@ -32,10 +32,10 @@ def affine(e: Emit, x: Value, weight: Value | None, bias: Value | None) -> Value
 
 
 def alike(x: Value, *others: Value | None) -> None:
-    """Unsupported where half-precision `x` meets parameters of another type: the statistics that
-    eager saves are then of theirs, which torch does not say."""
+    """Unsupported where `x` meets parameters of another type, which eager refuses; beside
+    half-precision `x` it saves statistics of their type, which torch does not say."""
     kind = dtype_of(x.type)
-    if kind in HALVES and any(v is not None and dtype_of(v.type) != kind for v in others):
+    if any(v is not None and dtype_of(v.type) != kind for v in others):
         raise Unsupported(f"statistics of {kind} with parameters of another type")
 
 

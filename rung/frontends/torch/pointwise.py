@@ -46,21 +46,15 @@ def binary(fn: str, exact: bool = False, bools: str = "") -> Body:
     `bools`: the function that does the same to truth values.
     """
     def build(e: Emit, x: Operand, y: Operand) -> Value:
-        if e.dtype is BOOL and not bools:
-            raise Unsupported(f"{fn} of bools")
         args = e.operand(x, e.dtype), e.operand(y, e.dtype, exact)
-        name = bools if e.dtype is BOOL else fn
+        name = bools if bools and e.dtype is BOOL else fn
         return e.finish(e.map(name, *e.expanded(e.shape, *args)))
     return build
 
 
 def integers(build: Body, otherwise: Body) -> Body:
-    """`build` for results of integer types, `otherwise` for floats; none for bools."""
-    def by_type(e: Emit, *args: Operand) -> Value:
-        if e.dtype is BOOL:
-            raise Unsupported("arithmetic of bools")
-        return (otherwise if e.dtype.is_float else build)(e, *args)
-    return by_type
+    """`build` for results of integer types, `otherwise` for floats."""
+    return lambda e, *args: (otherwise if e.dtype.is_float else build)(e, *args)
 
 
 # --- comparisons, truth and bits
@@ -95,20 +89,10 @@ def bitwise(fn: str) -> Body:
 # --- arithmetic
 
 def scaled(fn: str) -> Body:
-    """x + alpha * y or x - alpha * y, rounded once for floats.
-
-    What torch refuses is refused: bools in a subtraction, and a factor of another kind of type.
-    """
+    """x + alpha * y or x - alpha * y, rounded once for floats."""
     def build(e: Emit, x: Operand, y: Operand, alpha: Number) -> Value:
-        if fn == "sub" and BOOL in (promote(x, x), promote(y, y)):
-            raise Unsupported("a bool in a subtraction")
-        factor = promote(alpha, alpha)
-        if factor is BOOL is not e.dtype or (factor.is_float and not e.dtype.is_float):
-            raise Unsupported(f"a factor of {factor} for {e.dtype}")
         if alpha == 1:
             return binary(fn, bools="or" if fn == "add" else "")(e, x, y)
-        if e.dtype is BOOL:
-            raise Unsupported("arithmetic of bools")
         a, b = e.expanded(e.shape, *(e.operand(v, e.dtype) for v in (x, y)))
         if not e.dtype.is_float:
             return e.finish(e.map(fn, a, e.map("mul", b, alpha)))

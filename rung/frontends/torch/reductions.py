@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from rung.core.errors import Unsupported
 from rung.core.op import Value
 from rung.core.types import BOOL, F32, F64, I32, I64, dtype_of
-from rung.frontends.torch.emit import Emit, Number, dimension
+from rung.frontends.torch.emit import Emit, Number, compute_dtype, dimension
 from rung.frontends.torch.shapes import product
 from rung.tensor.ir import Contract, Full, Scan, shape_of
 
@@ -26,7 +26,7 @@ def mean(e: Emit, x: Value, dims: Dims = None, keep: bool = False, *_: object) -
     if not e.dtype.is_float:
         raise Unsupported("a mean of integers")
     axes = e.axes(x, dims)
-    return narrowed(e, e.mean(terms(e, x, axes), axes, keep))
+    return e.finish(e.mean(terms(e, x, axes), axes, keep, dtype=compute_dtype(e.dtype)))
 
 
 def terms(e: Emit, x: Value, axes: Sequence[int]) -> Value:
@@ -68,8 +68,6 @@ def extreme(monoid: str) -> Callable[..., Value]:
         axes = e.axes(x, dims)
         if any(shape_of(x)[n].is_const(0) for n in axes):
             raise Unsupported("the extreme of nothing")
-        if e.dtype is BOOL:
-            raise Unsupported("an extreme of bools")
         return e.finish(e.reduce(monoid, e.operand(x, e.dtype), axes, keep))
     return build
 
@@ -110,12 +108,12 @@ def running_extreme(monoid: str) -> Build:
 def extreme_at(monoid: str) -> Callable[..., tuple[Value, Value]]:
     """(the extreme along one dimension, the first place where it stands)"""
     def build(e: Emit, x: Value, dim: int, keep: bool) -> tuple[Value, Value]:
-        a = e.operand(x, dtype_of(x.type))
-        if not shape_of(x):
-            return x, e.op(Full(0, I64, ()))
-        (axis,) = e.axes(x, dim)
-        if shape_of(x)[axis].is_const(0) or dtype_of(x.type) is BOOL:
+        a, axes = e.operand(x, dtype_of(x.type)), e.axes(x, dim)
+        if dtype_of(x.type) is BOOL or any(shape_of(x)[n].is_const(0) for n in axes):
             raise Unsupported("the extreme of nothing, or of bools")
+        if not axes:
+            return x, e.op(Full(0, I64, ()))
+        (axis,) = axes
         best = e.reduce(monoid, a, (axis,), keep=True)
         at = first_of(e, a, best, axis)
         kept = shape_of(best) if keep else tuple(n for m, n in enumerate(shape_of(a)) if m != axis)
@@ -160,7 +158,8 @@ def norm(e: Emit, x: Value, order: Number | None, dims: Dims = None, keep: bool 
     match float(2 if order is None else order):
         case 2.0:
             wide = widened(e, a, axes)
-            return narrowed(e, e.map("sqrt", e.reduce("add", e.map("mul", wide, wide), axes, keep)))
+            square = e.reduce("add", e.map("mul", wide, wide), axes, keep)
+            return e.finish(e.map("sqrt", e.value(square, dtype_of(a.type))))
         case 1.0:
             return narrowed(e, e.reduce("add", widened(e, e.map("abs", a), axes), axes, keep))
         case 0.0:
@@ -180,6 +179,8 @@ def truth(monoid: str) -> Build:
 def variance(e: Emit, x: Value, dims: Dims, correction: Number | None, keep: bool
              ) -> tuple[Value, Value]:
     """(variance, mean) over `dims`, in float64 as torch computes them."""
+    if not e.dtype.is_float:
+        raise Unsupported(f"a variance of {e.dtype}")
     axes = e.axes(x, dims)
     a = e.value(x, F64)
     centre = e.mean(a, axes, keep=True)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -17,10 +18,17 @@ from rung.frontends.torch.partition import partition
 aten = torch.ops.aten
 
 WRITTEN_OUT = [
-    aten.diagonal_backward, aten.glu, aten.glu_backward, aten.mse_loss,
-    aten.mse_loss_backward, aten.pixel_shuffle, aten.pixel_unshuffle, aten.rot90,
+    aten.diagonal_backward, aten.pixel_shuffle, aten.pixel_unshuffle, aten.rot90,
     aten.select_backward, aten.slice_backward]
 """Operators that torch may write out in terms of others: those whose parts are all in the table."""
+
+OF_FLOATS = [aten.glu, aten.glu_backward, aten.mse_loss, aten.mse_loss_backward]
+"""More of these, whose kernels take real floats alone."""
+
+KEPT = [aten.hardshrink, aten.softshrink, aten.multi_margin_loss,
+        aten.multilabel_margin_loss_forward]
+"""Operators that AOTAutograd writes out in Python, whatever decompositions are asked for, and
+whose written-out form takes other types, or has other signs of zero and gradients at NaN."""
 
 RESAMPLERS = [getattr(aten, f"{name}{n}d") for name, sizes in (
     ("upsample_nearest", "123"), ("_upsample_nearest_exact", "123"), ("upsample_linear", "1"),
@@ -40,10 +48,23 @@ def resampled(packet: Any, x: torch.Tensor, size: Any, *rest: Any) -> torch.Tens
     return made
 
 
+def resampled_nearest(x: torch.Tensor, size: Sequence[int], *_: object) -> torch.Tensor:
+    """What resampling looks like; torch's own fails at an empty batch."""
+    if not all(n > 0 for n in (*x.shape[1:], *size)):
+        raise RuntimeError("resampling from or to nothing")
+    order = compat.suggest_memory_format(x)
+    return x.new_empty((*x.shape[:2], *size)).contiguous(memory_format=order)
+
+
 def resampled_backward(grad: torch.Tensor, size: Any, given: Any, *_: Any) -> torch.Tensor:
     """What a gradient of resampling looks like, for symbolic sizes too."""
     order = compat.suggest_memory_format(grad)
     return torch.empty(given, dtype=grad.dtype, device=grad.device, memory_format=order)
+
+
+def of_floats(write: compat.Function) -> compat.Function:
+    """`write` where the first tensor is of real floats."""
+    return lambda x, *rest: write(x, *rest) if x.is_floating_point() else NotImplemented
 
 
 def dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
@@ -91,16 +112,22 @@ def channel_shuffle(x: torch.Tensor, groups: int) -> torch.Tensor:
 
 SHUFFLED = compat.get_decompositions([aten.channel_shuffle])[aten.channel_shuffle.default]
 DECOMPOSITIONS: dict[OperatorBase, compat.Function] = {
-    **compat.get_decompositions(WRITTEN_OUT), aten.channel_shuffle.default: channel_shuffle,
+    **compat.get_decompositions(WRITTEN_OUT),
+    **{op: of_floats(f) for op, f in compat.get_decompositions(OF_FLOATS).items()},
+    aten.channel_shuffle.default: channel_shuffle,
     aten.native_dropout.default: native_dropout,
     aten.native_dropout_backward.default: native_dropout_backward}
 
 KERNELS: dict[OpOverload, compat.Function | None] = {
-    **{p.default: None for p in RESAMPLERS}, **{p.vec: partial(resampled, p) for p in RESAMPLERS},
+    **{p.default: None for p in (*RESAMPLERS, *KEPT)},
+    **{p.vec: partial(resampled, p) for p in RESAMPLERS},
     aten.dropout.default: dropout, aten.dropout_.default: dropout_}
 """What stands for operators that AOTAutograd writes out in Python by itself; None: themselves."""
 
-METAS = {getattr(aten, f"{p.__name__}_backward").default: resampled_backward for p in RESAMPLERS}
+METAS: dict[OpOverload, compat.Function] = {
+    **{p.default: resampled_nearest for p in RESAMPLERS if "nearest" in p.__name__},
+    **{getattr(aten, f"{p.__name__}_backward").default: resampled_backward for p in RESAMPLERS}}
+
 
 
 compile_graphs = partial(compat.compile_graphs, partition=partition,

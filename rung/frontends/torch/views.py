@@ -9,7 +9,7 @@ import numpy as np
 from rung.core.errors import Unsupported
 from rung.core.expr import ZERO, Expr
 from rung.core.op import Value
-from rung.core.types import BOOL
+from rung.core.types import BOOL, U8
 from rung.frontends.torch import shapes
 from rung.frontends.torch.emit import Emit, Number, Operand, axis_exprs, dimension
 from rung.tensor.ir import Concat, Full, Iota, shape_of
@@ -153,8 +153,9 @@ def interleaved(e: Emit, x: Value, part: Value, dim: int, begin: Expr, step: int
 
 def select_scatter(e: Emit, x: Value, part: Value, dim: int, index: Size) -> Value:
     dim = dimension(dim, len(e.shape))
-    shape = [Expr.of(1) if n == dim else s for n, s in enumerate(e.shape)]
-    return replaced(e, x, e.reshape(part, shape), dim, position(index, e.shape[dim]))
+    if shape_of(part) != (*e.shape[:dim], *e.shape[dim + 1:]):
+        raise Unsupported("a part of another shape")
+    return replaced(e, x, e.reshape(part, resized(x, dim, 1)), dim, position(index, e.shape[dim]))
 
 
 def pad(e: Emit, x: Value, widths: Sequence[Size], value: Number) -> Value:
@@ -177,8 +178,8 @@ def padded(edges: Edge) -> Build:
     """Widths as for `pad`; what lies beyond an edge is made of the elements inside."""
     def build(e: Emit, x: Value, widths: Sequence[Size]) -> Value:
         for n, (before, after) in enumerate(zip(widths[::2], widths[1::2], strict=True)):
-            if not isinstance(before, int) or not isinstance(after, int):
-                raise Unsupported("padding of unknown width")
+            if e.dtype is BOOL or not isinstance(before, int) or not isinstance(after, int):
+                raise Unsupported("padding of bools, or of unknown width")
             x = edges(e, x, len(e.shape) - 1 - n, before, after)
         return x
     return build
@@ -269,6 +270,9 @@ def embedded(e: Emit, x: Value, offset: int, first: int, second: int) -> Value:
 
 def diagonal_scatter(e: Emit, x: Value, part: Value, offset: int, first: int, second: int) -> Value:
     a, b = (dimension(d, len(e.shape)) for d in (first, second))
+    sides = e.shape[a] + min(offset, 0), e.shape[b] - max(offset, 0)
+    if min(sides, key=lambda s: s.const_value or 0) is not shape_of(part)[-1]:
+        raise Unsupported("a part that may not be as long as the diagonal")
     apart = e.map("sub", e.positions(e.shape, b), e.positions(e.shape, a))
     new = embedded(e, e.value(part, e.dtype), offset, first, second)
     return e.map("where", e.map("eq", apart, offset), new, x)
@@ -286,6 +290,8 @@ def nearest_places(e: Emit, size: Expr, wanted: Expr, scale: float | None, half:
     n, m = size.const_value, wanted.const_value
     if n is None or m is None or not n:
         raise Unsupported("resampling of an unknown size")
+    if not e.dtype.is_float and e.dtype is not U8:
+        raise Unsupported(f"resampling of {e.dtype}")
     step = np.float32(1 / scale) if scale else np.float32(n) / np.float32(m)
     at = np.arange(m, dtype=np.float32) + np.float32(half)
     twice = int(2 * half)
