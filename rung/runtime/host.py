@@ -23,6 +23,7 @@ A target may do in native code what `stretch_0` says, and `run` where it does no
 from __future__ import annotations
 
 import keyword
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
@@ -98,7 +99,7 @@ class _Host:
         self.stretches: dict[tuple[Stretch, tuple[Site, ...]], Stretch] = {}  # equal ones once
         self.known: set[str] = set()  # size symbols that have a variable
         self.addresses: dict[Storage, str] = {}
-        self.variables: dict[Storage, list[str]] = {}
+        self.dying = defaultdict[int, list[str]](list)  # variables, by the step of their last use
         self.returned = set(self.program.body.last.operands())
         self.read = {v for s in plan.steps if not isinstance(s.op, Call | Return)
                      for v in s.op.operands()}
@@ -213,9 +214,12 @@ class _Host:
         return self.names[value]
 
     def own(self, value: Value) -> None:
-        """Note that a value has a variable."""
-        if value not in self.constants and isinstance(value.type, TensorType):
-            self.variables.setdefault(self.plan.home[value], []).append(self.name(value))
+        """Note that a value has a variable, which dies with its memory."""
+        if value in self.constants or not isinstance(value.type, TensorType):
+            return
+        home = self.plan.home[value]
+        if home.role != "mutated" and not self.returned.intersection(home.values):
+            self.dying[home.last].append(self.name(value))
 
     def raw(self, storage: Storage) -> bool:
         """Whether only kernels see a storage."""
@@ -390,9 +394,7 @@ class _Host:
 
     def drop(self, part: Part) -> None:
         """Forget the tensors whose last use was in these steps."""
-        dead = [name for s, names in self.variables.items() for name in names
-                if part.first <= s.last <= part.last and not self.returned.intersection(s.values)
-                and s.role != "mutated"]
+        dead = [name for n in range(part.first, part.last + 1) for name in self.dying[n]]
         if dead:
             self.line(f"del {', '.join(dict.fromkeys(dead))}")
 

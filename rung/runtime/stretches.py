@@ -83,8 +83,9 @@ class Builder:
     """Makes the stretch of a part: `raw` tells which storages lie in the workspace."""
 
     def __init__(self, plan: Plan, module: Module, raw: Callable[[Storage], bool]):
-        self.plan, self.module, self.raw = plan, module, raw
+        self.plan, self.raw = plan, raw
         self.place_in_params = {p: n for n, p in enumerate(module.main.params)}
+        self.symbols = {k.name: symbols_of(k) for k in module.kernels}
 
     def build(self, name: str, part: Part) -> Built:
         ops = [s.op for s in part.steps]
@@ -111,7 +112,7 @@ class Builder:
     def _step(self, op: KernelCall | Check, numbers: dict[Value, int]) -> Launched | Checked:
         places = tuple(self._place(v, numbers) for v in buffers(op))
         if isinstance(op, KernelCall):
-            return Launched(op.callee, places, symbols_of(self.module.kernel(op.callee)))
+            return Launched(op.callee, places, self.symbols[op.callee])
         assert isinstance(op.value.type, TensorType)
         return Checked(places[0], op.value.type, op.lo, op.hi)
 
