@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from agreement import agrees, copied, rung, same
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rung.frontends.torch.faults import meet
@@ -124,6 +124,57 @@ def test_whether_tensors_meet() -> None:
         assert meet(memory.as_strided(*layouts[0]), memory.as_strided(*layouts[1])) == share
         found.add(share)
     assert found == {False, True}
+
+
+def both_change(x: Tensor, y: Tensor) -> Any:
+    x.mul_(2)
+    y.add_(1)
+    return x * y, x.cumsum(0)
+
+
+def windows(first: int, second: int) -> list[Tensor]:
+    x = numbers(100)
+    return [x[first:first + 20], x[second:second + 20]]
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_arguments_that_share_elements_in_some_calls(dynamic: bool | None) -> None:
+    apart, near, far, rows = [numbers(20), numbers(20)], windows(0, 7), windows(0, 50), numbers(40)
+    later = [far, near, windows(3, 2), windows(1, 50), [rows[::2], rows[1::2]], [rows[:20]] * 2]
+    agrees(both_change, apart, more=later, strict=False, dynamic=dynamic)
+    torch._dynamo.reset()
+    agrees(both_change, near, more=[far, windows(1, 9), apart], strict=False, dynamic=dynamic)
+
+
+def test_arguments_beside_each_other_and_buffers_in_one_memory_are_compiled() -> None:
+    class Cache(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("rows", torch.zeros(4, 3))
+            self.register_buffer("last", self.rows[3])
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.last.add_(x)
+            return self.rows * 2
+
+    x = numbers(6, 4)
+    agrees(both_change, [x[:, :2], x[:, 2:]], more=[[x[:3], x[3:]]])
+    for n in range(2):
+        torch.manual_seed(n)
+        modules, x = [Cache(), Cache()], numbers(3)
+        same(rung(modules[0])(x), modules[1](x))
+
+
+def test_an_error_of_tracing_leaves_no_transform_open() -> None:
+    def fn(x: Tensor) -> Tensor:
+        def one(row: Tensor) -> Tensor:
+            y = row.exp()
+            return y.add_(1)  # which the gradient of exp would read
+        return torch.func.vmap(one)(x).sum()
+
+    for n in (2, 3):
+        agrees(lambda x: fn(x).detach(), [numbers(n, 3).requires_grad_()], strict=False)
+        assert torch._C._functorch.get_interpreter_stack() is None
 
 
 class Tagged(torch.Tensor):

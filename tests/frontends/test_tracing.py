@@ -167,3 +167,23 @@ def test_other_ways_to_it_are_eagers(fn: Function) -> None:
     x = torch.randn(16, 8)
     for got, want in zip(outcome(compiled(fn), x), outcome(fn, x), strict=True):
         torch.testing.assert_close(got, want)
+
+
+def _unread(x: Tensor) -> Tensor:
+    torch.rand(5)
+    F.dropout(x * 2, 0.5)
+    torch.empty(4).normal_()
+    torch.randperm(3)
+    return F.dropout(x, 0.3) + torch.randn(4)
+
+
+def test_numbers_that_nobody_reads_are_drawn() -> None:
+    x = torch.randn(3, 4)
+    for got, want in zip(outcome(compiled(_unread), x), outcome(_unread, x), strict=True):
+        torch.testing.assert_close(got, want)
+    torch.manual_seed(1)
+    want = _unread(x), torch.get_rng_state()
+    torch.manual_seed(1)
+    torch.testing.assert_close((compiled(_unread)(x), torch.get_rng_state()), want)
+    forward, backward = graphs(_unread, x)
+    assert len(draws(forward)) == 6 and not draws(backward)

@@ -24,7 +24,7 @@ from rung.core.options import MODES, Options
 from rung.core.types import INDEX
 from rung.frontends.torch import compat
 from rung.frontends.torch.double_backward import differentiable
-from rung.frontends.torch.faults import fault
+from rung.frontends.torch.faults import apart, fault
 from rung.frontends.torch.importer import Imported, import_graph
 from rung.frontends.torch.telling import told
 from rung.frontends.torch.tracing import compile_graphs
@@ -49,12 +49,14 @@ def rung(gm: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | None 
         graphs.append(graph)
         return compiler(graph, inputs)
 
+    depth = compat.function_depth()
     try:
         with differentiable(graphs):
-            return compile_graphs(gm, example_inputs, forward, compiler, compiler)
+            return apart(compile_graphs(gm, example_inputs, forward, compiler, compiler), gm)
     except Exception as error:
         if isinstance(error, RungError) or compat.is_dynamos(error):
             raise
+        compat.leave_functions(depth)  # which tracing entered
         why = str(error).partition("\n")[0]
         declined(Unsupported(f"AOTAutograd refuses it: {why}"), chosen)
         return gm  # which raises what eager raises, where it does

@@ -17,7 +17,6 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import _prims_common, fx
-from torch._C._dynamo.guards import compute_overlapping_tensors
 from torch._decomp import get_decompositions
 from torch._decomp.decompositions import upsample_compute_output_size
 from torch._functorch import config as settings
@@ -76,7 +75,7 @@ def compile_graphs(gm: fx.GraphModule, example_inputs: Sequence[Any], forward: C
         return untraced(untraced(backward)(graph, inputs))
 
     build: Any = aot_module_simplified
-    with with_kernels(kernels, metas), gradients_without_autocast():
+    with with_kernels(kernels, metas), gradients_without_autocast(), unread_draws():
         whole = build(
             gm, example_inputs, fw_compiler=forward, bw_compiler=later,
             inference_compiler=infer, partition_fn=partition,
@@ -109,6 +108,13 @@ def gradients_without_autocast() -> AbstractContextManager[object]:
     own = settings.backward_pass_autocast != "same_as_forward"
     off: AbstractContextManager[object] = settings.patch(backward_pass_autocast="off")
     return nullcontext() if own else off
+
+
+def unread_draws() -> AbstractContextManager[object]:
+    """While tracing, random numbers that nobody reads are drawn nevertheless, as in eager."""
+    config = import_module("torch._inductor.config")  # which torch reads to drop dead code, alone
+    kept: AbstractContextManager[object] = config.patch(fallback_random=True)
+    return kept
 
 
 def unboxed(run: Boxed) -> Function:
@@ -199,6 +205,16 @@ def boxed(run: Callable[[list[Any]], Sequence[Any]]) -> Boxed:
     """`run` marked as a function of one list of arguments, which it empties."""
     run._boxed_call = True  # type: ignore[attr-defined]
     return run
+
+
+def function_depth() -> int:
+    """How many transforms of torch.func are open."""
+    return len(torch._C._functorch.get_interpreter_stack() or ())
+
+
+leave_functions: Callable[[int], None] = (
+    torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth)
+"""Close all but the outer ones of that many."""
 
 
 def is_dynamos(error: Exception) -> bool:
@@ -349,12 +365,10 @@ def peak_bytes(call: Callable[[], Any], before: Callable[[], None]) -> int:
     return max(held, default=0)
 
 
-def overlap(xs: Sequence[torch.Tensor]) -> bool:
-    """Whether some of several tensors in one storage share elements, or may where sizes are
-    symbols."""
-    sizes = (s for x in xs for s in (*x.shape, *x.stride(), x.storage_offset()))
-    return len(xs) > 1 and (any(isinstance(s, torch.SymInt) for s in sizes) or bool(
-        compute_overlapping_tensors(list(xs), symbolic=False)))
+def is_of_module(placeholder: fx.Node) -> bool:
+    """Whether an argument of Dynamo's graph is a parameter or buffer of a module."""
+    given = placeholder.meta.get("grapharg")
+    return given is not None and bool(given.source.guard_source.is_unspecialized_nn_module())
 
 
 def expected(size: int | torch.SymInt) -> int:

@@ -3,9 +3,9 @@
     y = x.expand(3, 4)      eager fills x with 1, and refuses to add in place;
     y.fill_(1)              AOTAutograd sums what was written over the rows of y: x becomes 3
 
-    x, y = z, z[1:]         two arguments that share elements
-    x.add_(1)
-    return y[0]             AOTAutograd takes the row of z, not of y
+    x, y = z, z[1:]         two arguments that share elements, in this call or in a later one;
+    x.add_(1)               AOTAutograd takes them to be as far apart in all calls, or not to share,
+    return y[0]             and takes the row of z, not of y
 
     x[1:] = x[:-1]          eager refuses to overwrite a part of what it reads, or reads what it has
     x.addmm_(x, x)          overwritten; AOTAutograd reads all of it before
@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -35,7 +36,8 @@ def fault(gm: fx.GraphModule) -> str:
     """What the first call of another meaning is, with the user's line; "" where there is none."""
     for module in (m for m in gm.modules() if isinstance(m, fx.GraphModule)):
         for node in module.graph.nodes:
-            faults = {"writes to elements that share memory": any(map(overlaps, _written(node))),
+            faults = {"writes to elements that share memory": any(
+                          overlaps(x.meta.get("example_value")) for x in _targets(node)),
                       "overwrites what it reads": _overwrites(node),
                       "takes memory of another": _name(node) == "set_" and (
                           node.args[0].op != "placeholder"),
@@ -44,26 +46,51 @@ def fault(gm: fx.GraphModule) -> str:
             for what in (what for what, holds in faults.items() if holds):
                 at = origin_of(node)
                 return f"{at.target} {what} at {at.line}: {at.code}"
-    return view_of_shared(gm)
+    return shared_memory(gm)
 
 
-def view_of_shared(gm: fx.GraphModule) -> str:
-    """What the first result is that views one of several arguments that share elements, or the
-    first view of an argument's storage, in memory which is written to; "" where there is none."""
-    nodes, given = list(gm.graph.nodes), defaultdict[int, list[torch.Tensor]](list)
+def shared_memory(gm: fx.GraphModule) -> str:
+    """What first is of an argument that changes, in ways that AOTAutograd does not keep: as several
+    arguments are that share elements, or as a view of the whole storage; "" where nothing is."""
+    nodes, given = list(gm.graph.nodes), defaultdict[int, list[fx.Node]](list)
     for node in nodes:
         if node.op == "placeholder" and _memory(node):
-            given[_memory(node)].append(node.meta["example_value"])
-    written = {_memory(n) for node in nodes for n in _targets(node)}
-    shared = {place for place, xs in given.items() if place in written and compat.overlap(xs)}
+            given[_memory(node)].append(node)
+    written = {_memory(n) for node in nodes for n in _targets(node)}.intersection(given)
+    shared = {m for m in written for x, y in combinations(given[m], 2)
+              if meet(x.meta["example_value"], y.meta["example_value"])}
     for node in nodes:
-        wide = _name(node) == "as_strided" and _memory(node) in written.intersection(given)
-        if wide or (nodes[-1] in node.users and node.op != "placeholder"
-                    and _memory(node) in shared):
-            what = "an argument's storage" if wide else "one of several arguments in one memory"
+        m, result = _memory(node), node.op != "placeholder" and nodes[-1] in node.users
+        if (m in written and _name(node) == "as_strided") or (
+                m in shared and (result or not all(map(compat.is_of_module, given[m])))):
             at = origin_of(node)
-            return f"{at.target} views {what}, which is written to, at {at.line}"
+            return f"{at.target} depends on who else has memory that changes at {at.line}"
     return ""
+
+
+def apart(run: compat.Function, gm: fx.GraphModule) -> compat.Function:
+    """`run`, or the graph as it is in a call whose arguments share elements that it overwrites."""
+    given = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    written = {n for node in gm.graph.nodes for n in _targets(node)}
+    memories = {_memory(n) for n in written}
+    asked = [(k, _memory(n) in memories) for k, n in enumerate(given)
+             if _memory(n) and not compat.is_of_module(n)]
+    if len(asked) < 2 or not any(writes for _, writes in asked):
+        return run
+
+    def call(*args: torch.Tensor) -> object:
+        if len({args[k].untyped_storage()._cdata for k, _ in asked}) == len(asked):
+            return run(*args)
+        end, last = 0, (args[0], False)
+        for start, k, writes in sorted((args[k].data_ptr(), k, writes) for k, writes in asked):
+            x = args[k]
+            if start < end and (writes or last[1]) and meet(last[0], x):
+                return gm(*args)
+            reach = sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True)) + 1
+            if start + reach * x.itemsize >= end:
+                end, last = start + reach * x.itemsize, (x, writes)
+        return run(*args)
+    return call
 
 
 def _memory(node: fx.Node) -> int:
@@ -119,11 +146,6 @@ def _name(node: fx.Node) -> str:
 
 
 RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
-
-
-def _written(node: fx.Node) -> Iterator[Any]:
-    """What the nodes that are overwritten by a call hold."""
-    return (x.meta.get("example_value") for x in _targets(node))
 
 
 def _targets(node: fx.Node) -> Iterator[fx.Node]:
@@ -197,8 +219,7 @@ def _solvable(terms: list[tuple[int, int, int]], total: int) -> bool:
         _solvable(rest, total - step * k) for k in range(first, last + 1))
 
 
-def overlaps(x: Any) -> bool:
+def overlaps(x: object) -> bool:
     """Whether two elements of a tensor certainly have one place: a stride of 0."""
     return isinstance(x, torch.Tensor) and x.layout is torch.strided and any(
-        isinstance(step, int) and step == 0 and (not isinstance(size, int) or size > 1)
-        for size, step in zip(x.shape, x.stride(), strict=True))
+        step == 0 and size != 1 for size, step in zip(*_layout(x)[1:], strict=True))

@@ -31,7 +31,10 @@ def partition(joint: fx.GraphModule, inputs: Sequence[object], **rest: Any) -> o
             compat.keep([node, *(n for n in node.users if n.target is operator.getitem)])
     if not any(map(compat.must_recompute, joint.graph.nodes)):
         made_again(joint.graph)
-    return compat.default_partition(joint, inputs, **rest)
+    forward, backward = compat.default_partition(joint, inputs, **rest)
+    backward.graph.eliminate_dead_code(lambda node: node.is_impure(impure_random=False))
+    backward.recompile()
+    return forward, backward
 
 
 def made_again(graph: fx.Graph) -> None:
