@@ -521,6 +521,13 @@ def _own_flip(x: torch.Tensor) -> Any:
     return y
 
 
+def _columns(x: torch.Tensor, y: torch.Tensor) -> Any:
+    """What later kernels read lies in arguments with gaps."""
+    x.mul_(2)
+    y.add_(x)
+    return x * y, x.cumsum(0), x @ y.t(), y.sort(0)
+
+
 def _view_of_the_second(x: torch.Tensor, y: torch.Tensor) -> Any:
     x.add_(100)
     return y[0], y[:, :1].unsqueeze(1), y.mT
@@ -548,6 +555,9 @@ MEMORY: Rows = {
         _view_of_the_second, lambda: [(x := torch.arange(24.0).view(4, 6))[:, :3], x[:, 3:]]),
     "arguments are swapped": (_swap, lambda: [torch.randn(3, 3), torch.randn(3, 3)]),
     "copies before an update": (_copies, lambda: [torch.randn(4, 3)]),
+    "columns change": (_columns, lambda: [(x := torch.arange(24.0).view(6, 4))[:, :2], x[:, 2:]]),
+    "transposed arguments change": (_columns, lambda: [
+        torch.arange(12.0).view(2, 6).t(), torch.arange(12.0).view(2, 6).t()]),
     "padded, channels last, before an update": (_padded, lambda: [
         torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)]),
     "written through elements that share memory": (_filled_wide, lambda: [torch.randn(4)]),

@@ -22,7 +22,7 @@ from rung.core.rewrite import substitute
 from rung.core.types import axes_of
 from rung.loop.ir import Contract, Fold, Load, Scan, Store, op_axes
 from rung.program.ir import Apply, Call, Check, Composite, KernelCall, Module, Return, Write
-from rung.program.views import copy_of, is_view, source_of
+from rung.program.views import copy_of, is_view, source_of, strided
 
 Reason = str
 
@@ -176,6 +176,8 @@ def _keeps_old(ops: list[Op], at: int, source: Value, new: Value) -> Reason | No
         reads = [op.src] if isinstance(op, Write) and op.dst is source else _reads(op)
         if shared & set(reads):
             return f"{source.name} is read later"
+        if strided(source) and new in reads and not isinstance(op, Write):
+            return f"what is read later would lie as {source.name} does"
         if isinstance(op, Check) or (isinstance(op, Call) and op.effect is Effect.RAISES):
             return "a later check may fail"
     maker = next((op for op in ops if source in op.results), None)
