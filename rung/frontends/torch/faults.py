@@ -22,7 +22,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from itertools import combinations
-from typing import Any
 
 import torch
 from torch import fx
