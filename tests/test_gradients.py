@@ -233,3 +233,18 @@ def test_a_loop_of_training_changes_what_is_trained() -> None:
             p.requires_grad_(not p.requires_grad)  # type: ignore[union-attr]
         return trained(run, model)
     alike(Block, step)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_zeros_that_have_no_memory(dynamic: bool | None) -> None:
+    """What autograd gives for the gradient of `sgn`, into a backward graph and as an argument."""
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return (x * 2).sin() + x[-1]
+    grads = []
+    for run in (fn, rung(fn, strict=False, dynamic=dynamic)):
+        x = torch.ones(3, requires_grad=True)
+        grad, = torch.autograd.grad(run(x).sgn().sum(), x)
+        no_memory, = torch.autograd.grad(x.sgn().sum(), x)
+        grads += [(grad, run(no_memory), run(x))]
+    for want, got in zip(*grads, strict=True):
+        same(got, want)

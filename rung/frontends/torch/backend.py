@@ -39,8 +39,9 @@ def rung(gm: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | None 
     chosen = Options.of(given | dict(options or {}), tuple(TARGETS))
     if why := MODES[chosen.mode]:
         _warn_once(f"mode {chosen.mode!r} does what 'default' does: {why}")
-    tangents = "tangents of forward-mode differentiation" if compat.in_forward_mode() else ""
-    if why := tangents or fault(gm):
+    kinds = {"tangents of forward-mode differentiation": compat.in_forward_mode(),
+             "an argument without memory": any(map(compat.is_only_zeros, example_inputs))}
+    if why := next((what for what, holds in kinds.items() if holds), "") or fault(gm):
         declined(Unsupported(why), chosen)
         return gm
     compiler, graphs = partial(compile_graph, options=chosen), list[fx.GraphModule]()

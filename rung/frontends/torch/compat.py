@@ -13,7 +13,7 @@ from functools import partial
 from importlib import import_module
 from itertools import accumulate
 from types import CodeType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 import torch
 from torch import _prims_common, fx
@@ -72,7 +72,7 @@ def compile_graphs(gm: fx.GraphModule, example_inputs: Sequence[Any], forward: C
 
     def later(graph: fx.GraphModule, inputs: Sequence[Any]) -> Function:
         # Autograd calls the compiler and its product at a time when Dynamo may be tracing.
-        return untraced(untraced(backward)(graph, inputs))
+        return untraced(with_memory(untraced(backward)(graph, inputs), graph))
 
     build: Any = aot_module_simplified
     with with_kernels(kernels, metas), gradients_without_autocast(), unread_draws():
@@ -239,6 +239,24 @@ def in_forward_mode() -> bool:
 def is_backward(gm: fx.GraphModule) -> bool:
     """Whether a graph of AOTAutograd takes gradients of a forward graph's results."""
     return any(n.op == "placeholder" and n.name.startswith("tangents_") for n in gm.graph.nodes)
+
+
+def is_only_zeros(x: object) -> TypeGuard[torch.Tensor]:
+    """Whether a tensor has no memory: the zeros that autograd gives for the gradient of `sgn`."""
+    return isinstance(x, torch.Tensor) and x._is_zerotensor()
+
+
+def with_memory(run: Boxed, graph: fx.GraphModule) -> Boxed:
+    """`run` of a backward graph, for gradients without memory too."""
+    places = [n for n, x in enumerate(graph.graph.find_nodes(op="placeholder"))
+              if x.name.startswith("tangents_")]
+
+    def call(args: list[object]) -> Sequence[object]:
+        for n in places:
+            if is_only_zeros(x := args[n]):
+                args[n] = torch.zeros_like(x)
+        return run(args)
+    return boxed(call)
 
 
 def static_inputs(gm: fx.GraphModule) -> frozenset[int]:
