@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rung.core.errors import LoweringError, MappingError
-from rung.core.expr import Expr, sym
+from rung.core.expr import ZERO, Expr, sym
 from rung.core.machine import GRID, THREAD, Machine
 from rung.core.op import Func, Op, Value
 from rung.core.ops import Cast, Const, IndexValue, Map, Sub, Yield
@@ -79,10 +79,14 @@ class Leaf:
         space = self._accumulators()
         for state in op.results:
             if self.mapping.placed(state.name) is None:
-                self.arrays[state] = self._array(state, axes_of(state.type), space, scope, None)
+                axes = sorted(axes_of(state.type), key=self._lanes)  # those of vectors last
+                self.arrays[state] = self._array(state, axes, space, scope, None)
         self.running[op] = ()
         self.waiting.add(op)
         return {a for state in op.results for a in axes_of(state.type)}
+
+    def _lanes(self, axis: str) -> int:
+        return self.nest.full(axis, ZERO).lanes
 
     def _accumulators(self) -> str:
         return "acc" if self.machine.space("acc") else self.machine.spaces[0].name

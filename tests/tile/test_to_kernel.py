@@ -9,7 +9,8 @@ from mapped import KERNELS, difference, kernel
 
 from rung.core.errors import MappingError
 from rung.core.op import walk
-from rung.kernel.ir import Store
+from rung.core.types import ArrayType
+from rung.kernel.ir import Alloc, Store
 from rung.targets.base import target
 from rung.targets.cpu.machine import AVX512
 from rung.targets.toy.machine import TOY
@@ -52,6 +53,13 @@ def test_a_carried_state_is_read_by_other_stores_in_its_last_step() -> None:
         to_kernel(kernel("kept", "bf16", mapping.format("y"), M=5, K=30, N=20), AVX512)
     with pytest.raises(MappingError, match="nothing stores it in x"):
         to_kernel(kernel("kept", "f32", mapping.format("x"), M=5, K=30, N=20), AVX512)
+
+
+def test_an_array_of_states_has_the_axis_of_the_vectors_last() -> None:
+    func = kernel("kept", "f32", "  k: l1 *\n  j: l1 *\n  i: l1 *, simd 16", M=32, K=30, N=7)
+    (array,) = [op for op in walk(to_kernel(func, AVX512).body) if isinstance(op, Alloc)]
+    assert [t.shape for t in array.types if isinstance(t, ArrayType)] == [(7, 32)]
+    assert difference(func, AVX512) < 1e-4
 
 
 def test_a_carried_state_is_stored_in_one_place() -> None:
