@@ -528,6 +528,15 @@ def _columns(x: torch.Tensor, y: torch.Tensor) -> Any:
     return x * y, x.cumsum(0), x @ y.t(), y.sort(0)
 
 
+def _scanned(x: torch.Tensor) -> Any:
+    """The kernel that makes the last value of the argument does not read it."""
+    c = x.cumsum(0)
+    x.add_(c)
+    total = x.logcumsumexp(0)
+    x.mul_(total.exp().sum())
+    return c, x.cumsum(0)
+
+
 def _view_of_the_second(x: torch.Tensor, y: torch.Tensor) -> Any:
     x.add_(100)
     return y[0], y[:, :1].unsqueeze(1), y.mT
@@ -556,6 +565,7 @@ MEMORY: Rows = {
     "arguments are swapped": (_swap, lambda: [torch.randn(3, 3), torch.randn(3, 3)]),
     "copies before an update": (_copies, lambda: [torch.randn(4, 3)]),
     "columns change": (_columns, lambda: [(x := torch.arange(24.0).view(6, 4))[:, :2], x[:, 2:]]),
+    "columns change twice": (_scanned, lambda: [torch.zeros(5, 4)[:, 1:3]]),
     "transposed arguments change": (_columns, lambda: [
         torch.arange(12.0).view(2, 6).t(), torch.arange(12.0).view(2, 6).t()]),
     "padded, channels last, before an update": (_padded, lambda: [

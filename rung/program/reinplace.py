@@ -111,7 +111,7 @@ class _Work:
         out = kernel.outs[at - len(call.updates)]
         reads = write.dst in call.args
         old = kernel.params[call.args.index(write.dst)] if reads else out
-        into = replace(old, role="mutated")
+        into = replace(old, role="mutated", type=write.dst.type)
         ops = substitute(kernel.body.ops, {old: into, out: into})
         name = f"{kernel.name}_to_{at}_{old.name}"
         params = tuple(into if p is old else p for p in kernel.params) + (() if reads else (into,))
