@@ -179,6 +179,14 @@ def test_one_graph_for_all_sizes(grad: bool) -> None:
             same(a, b)
 
 
+def test_gradients_of_windows_that_overlap() -> None:
+    """Into memory of a size that the program computes: what checks against it comes later."""
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return x.as_strided((3, 3), (1, 1)) * 2
+    agrees(fn, [torch.randn(8, requires_grad=True)], dynamic=True,
+           more=[[torch.randn(5, requires_grad=True)]])
+
+
 @pytest.mark.parametrize("batch", [1, 2])
 def test_pooled_rows_times_a_matrix(batch: int) -> None:
     """A contraction over an axis of what two nested folds give."""

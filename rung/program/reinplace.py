@@ -19,7 +19,7 @@ from rung.core import trace
 from rung.core.cost import behind
 from rung.core.op import Effect, Func, Op, Value, walk
 from rung.core.rewrite import substitute
-from rung.core.types import axes_of
+from rung.core.types import INDEX, axes_of, shape_of
 from rung.loop.ir import Contract, Fold, Load, Scan, Store, op_axes
 from rung.program.ir import Apply, Call, Check, Composite, KernelCall, Module, Return, Write
 from rung.program.views import copy_of, is_view, source_of, strided
@@ -127,8 +127,9 @@ class _Work:
 
 def checks_first(ops: Sequence[Op]) -> list[Op]:
     """Checks, each once, and what computes their values before all else; not those whose value
-    depends on an effect."""
+    depends on an effect, or on a size that the program computes."""
     maker = {r: op for op in ops for r in op.results}
+    computed = {r.name for r in maker if r.type is INDEX}
     early: dict[int, None] = {}
     seen: set[tuple[object, ...]] = set()
     drop: set[int] = set()
@@ -136,9 +137,11 @@ def checks_first(ops: Sequence[Op]) -> list[Op]:
         if isinstance(op, Check):
             key = (op.value, op.lo, op.hi, op.error, op.message)
             cone = behind(op, maker)
+            sizes = (op.lo, op.hi, *(n for x in cone for r in x.results for n in shape_of(r.type)))
             if key in seen:
                 drop.add(id(op))
-            elif all(x.effect is Effect.PURE and not getattr(x, "updates", ()) for x in cone):
+            elif computed.isdisjoint(s for n in sizes for s in n.symbols()) and all(
+                    x.effect is Effect.PURE and not getattr(x, "updates", ()) for x in cone):
                 early |= dict.fromkeys(map(id, (*cone, op)))
             seen.add(key)
         elif op.effect is not Effect.PURE:
