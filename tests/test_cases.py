@@ -206,6 +206,9 @@ def test_effects_that_torch_orders() -> None:
         s = a @ a.t() + 3 * torch.eye(4, dtype=a.dtype)
         return torch.linalg.solve(s, b).sin() + 1, torch.linalg.inv(s).sum(0), len(a)
     agrees(fn, [torch.randn(4, 4, dtype=torch.float64, requires_grad=g) for g in (True, False)])
+    # the check is in the backward graph, whose token comes last
+    agrees(lambda a: torch.linalg.eig(a)[1].abs() + 1, [
+        torch.randn(4, 4, dtype=torch.float64, requires_grad=True)])
     run = rung(lambda a: torch.linalg.inv(a * 2).relu(), dynamic=True)
     for n in (3, 5):
         torch.testing.assert_close(run(torch.eye(n)), torch.eye(n) / 2)

@@ -82,8 +82,9 @@ def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any],
             if imported.tokens and options.verify:
                 raise Unsupported("a graph with tokens cannot be run twice, as verify does")
             pipeline: Any = importlib.import_module("rung.pipeline")
-            run = pipeline.compile_program(imported.func, options, imported.constants,
-                                           example_inputs[imported.tokens:])
+            inputs = list(example_inputs)
+            drop(inputs, imported.tokens)
+            run = pipeline.compile_program(imported.func, options, imported.constants, inputs)
         run = without_tokens(with_results(run, imported), imported.tokens)
         if options.verify:
             run = compat.boxed(pipeline.verified(run, gm, imported, options))
@@ -142,12 +143,18 @@ def as_it_is(gm: fx.GraphModule) -> compat.Boxed:
     return compat.boxed(run)
 
 
-def without_tokens(run: compat.Boxed, tokens: int) -> compat.Boxed:
-    """`run` for arguments before which the tokens stand."""
+def without_tokens(run: compat.Boxed, tokens: Sequence[int]) -> compat.Boxed:
+    """`run` for arguments among which tokens stand at these places."""
     def call(args: list[Any]) -> Sequence[Any]:
-        del args[:tokens]
+        drop(args, tokens)
         return run(args)
     return compat.boxed(call) if tokens else run
+
+
+def drop(items: list[Any], places: Sequence[int]) -> None:
+    """Remove what is at the `places`, which go up."""
+    for n in reversed(places):
+        del items[n]
 
 
 def with_results(run: compat.Boxed, imported: Imported) -> compat.Boxed:

@@ -53,13 +53,13 @@ Result = Value | Expr | float | None
 
 @dataclass(frozen=True)
 class Imported:
-    """`func` takes the graph's inputs, but for `tokens`, and then `constants`; it returns the
-    tensors of `results`."""
+    """`func` takes the graph's inputs, but for those at `tokens`, and then `constants`; it returns
+    the tensors of `results`."""
 
     func: Func
     constants: tuple[torch.Tensor | Applied, ...]
     results: tuple[Result, ...]
-    tokens: int = 0  # at the front, by which torch orders effects, and which hold nothing
+    tokens: tuple[int, ...] = ()  # of inputs by which torch orders effects, and which hold nothing
 
 
 def import_graph(gm: fx.GraphModule, name: str = "main",
@@ -186,7 +186,7 @@ class _Importer:
         self.names = Names()
         self.env: dict[fx.Node, Any] = {}
         self.params: list[Value] = []
-        self.tokens = 0
+        self.tokens: list[int] = []
         self.constants: dict[str, tuple[Value, torch.Tensor | Applied]] = {}
         self.ops: list[Op] = []
         self.computes = False
@@ -218,19 +218,19 @@ class _Importer:
         params = (*self.params, *(value for value, _ in constants))
         func = Func("program", name, params, (), Block((), tuple(self.ops)))
         _check_sizes(func)
-        return Imported(func, tuple(c for _, c in constants), results, self.tokens)
+        return Imported(func, tuple(c for _, c in constants), results, tuple(self.tokens))
 
     def _placeholder(self, node: fx.Node) -> None:
-        if not self.params and any(u.target is with_effects and u.args[0] is node
-                                   for u in node.users):
+        position = len(self.tokens) + len(self.params)
+        if any(u.target is with_effects and u.args[0] is node for u in node.users):
             self.env[node] = None
-            self.tokens += 1
+            self.tokens.append(position)
             return
         val: Any = node.meta.get("val")
         kind = self._type(val)
         role = "" if not isinstance(kind, TensorType) else (
             "mutated" if node in self.written else "input")
-        if self.tokens + len(self.params) in self.static and role == "input":
+        if position in self.static and role == "input":
             role = "param"
         hint = node.name
         if kind == INDEX:
