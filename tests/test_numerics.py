@@ -343,6 +343,16 @@ def test_what_is_correctly_rounded() -> None:
 SPECIAL = torch.tensor(FLOATS, dtype=torch.float32)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_eager_gives_eagers_bits_of_gradients(dtype: torch.dtype) -> None:
+    x, w = (torch.randn(2000, dtype=dtype) for _ in range(2))
+    for fn in (torch.tanh, torch.sigmoid, torch.nn.functional.silu):
+        given = x.clone().requires_grad_()
+        ours, eager = (torch.autograd.grad(f(given), given, w)[0]
+                       for f in (compiled(fn, "eager"), fn))
+        assert torch.equal(ours, eager), fn
+
+
 @pytest.mark.parametrize("precision", loop_rules.ROUNDINGS)
 @pytest.mark.parametrize("fn", [
     lambda x, y: x + 0.0, lambda x, y: x * 0.0, lambda x, y: x - x,

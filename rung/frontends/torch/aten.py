@@ -55,6 +55,10 @@ FILLED = ("aten.full.default", "aten.full_like.default", "aten.scalar_tensor.def
 """What takes a float that is not known when it is lowered."""
 
 
+CONTRACTED = ("aten.tanh_backward.default",)
+"""What eager computes with a fused multiply-add."""
+
+
 def target_of(schema: str) -> str:
     """`aten::relu(Tensor self) -> Tensor` is the schema of `aten.relu.default`."""
     name = schema.partition("(")[0].replace("::", ".")
@@ -132,7 +136,8 @@ class _Lowering:
         try:
             entry = self.entry(call)
             values = self.build(entry, call, inner)
-            if self.bits and (entry.schema in NORMS or not has_bits(inner.ops)):
+            if self.bits and (entry.schema in NORMS or call.target in CONTRACTED
+                              or not has_bits(inner.ops)):
                 raise Unsupported("its rounding is not eager's")
         except (Unsupported, VerifyError) as error:
             trace.emit("declined", "lower", call.target, str(error))
