@@ -253,6 +253,26 @@ def test_a_copy_of_a_view_that_torch_makes_is_not_the_argument(
     assert got.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
 
 
+def _masked(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    old = x >= 0.25
+    return x.copy_(y).masked_fill(old == 0, -0.5)
+
+
+def _compared(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    filled = y.masked_fill((y != x) == 0, -0.5)
+    x.copy_(y)
+    return filled
+
+
+@pytest.mark.parametrize("fn, shape", [(_masked, (3, 8)), (_compared, (8,))])
+def test_an_old_value_is_read_before_it_is_overwritten(
+        fn: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], shape: tuple[int, ...]) -> None:
+    x, y = torch.randn(3, 8).double(), torch.randn(shape).bfloat16()
+    x[:, ::2] = y[..., ::2]
+    mine = x.clone()
+    assert torch.equal(rung(fn, precision="eager")(mine, y), fn(x, y)) and torch.equal(mine, x)
+
+
 def test_threads() -> None:
     case = CASES["softmax"]
     compiled, args = rung(case.fn), case.args(500, torch.float32)

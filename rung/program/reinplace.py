@@ -112,7 +112,9 @@ class _Work:
         reads = write.dst in call.args
         old = kernel.params[call.args.index(write.dst)] if reads else out
         into = replace(old, role="mutated", type=write.dst.type)
-        ops = substitute(kernel.body.ops, {old: into, out: into})
+        stores = [op for op in kernel.body.ops if isinstance(op, Store) and op.buf is out]
+        last = [op for op in kernel.body.ops if op not in stores] + stores  # old values are read
+        ops = substitute(last if reads else kernel.body.ops, {old: into, out: into})
         name = f"{kernel.name}_to_{at}_{old.name}"
         params = tuple(into if p is old else p for p in kernel.params) + (() if reads else (into,))
         outs = tuple(o for o in kernel.outs if o is not out)

@@ -44,6 +44,7 @@ class Leaf:
 
     def __init__(self, kernel: Func, mapping: Mapping, machine: Machine, nest: Nest):
         self.mapping, self.machine, self.nest = mapping, machine, nest
+        self.ops = kernel.body.ops
         self.defs = {r: op for op in kernel.body.ops for r in op.results}
         self.running: dict[Op, tuple[Value, ...]] = {}
         self.arrays: dict[Value, Stored] = {}
@@ -212,7 +213,7 @@ class Leaf:
     def emit(self, stmts: Sequence[Stmt], scope: Scope) -> None:
         """All statements of one leaf, in order."""
         self._note_bounds(scope)
-        for s in stmts:
+        for n, s in enumerate(stmts):
             match s.kind:
                 case "fold":
                     self._fold(s, scope)
@@ -225,7 +226,15 @@ class Leaf:
                     self._put(value, self._compute(value, scope), scope)
                 case _:
                     assert isinstance(s.op, loop.Store)
+                    self._read_before(s.op, stmts[n + 1:], scope)
                     self._store(s, s.op, scope)
+
+    def _read_before(self, store: loop.Store, later: Sequence[Stmt], scope: Scope) -> None:
+        """Load what later statements read of elements that a store overwrites."""
+        before = self.ops[: self.ops.index(store)]
+        old = {op for op in before if isinstance(op, loop.Load) and op.buf is store.buf}
+        for load in (x for s in later if old for x in s.loads if x in old):
+            self.value(load.result, scope)
 
     def _note_bounds(self, scope: Scope) -> None:
         for spot in scope.env.values():
