@@ -129,12 +129,16 @@ def _few_rows(shape: Shape, vectors: dict[str, int]) -> bool:
 
 
 def _orders(shape: Shape, vectors: dict[str, int]) -> Iterator[list[str]]:
-    """Free axes outside, reduced ones inside; for a contraction either operand may stay."""
+    """Free axes outside, reduced ones inside; for a contraction either operand may stay. Axes along
+    which the values of a scan are repeated are inside of its steps."""
     inner = [a for a in shape.sizes if a in shape.reduced]
     outer = sorted((a for a in shape.sizes if a not in shape.reduced), key=lambda a: a in vectors)
     yield [*outer, *inner]
     if shape.main is not None and len(outer) > 1:
         yield [*outer[::-1], *inner]
+    scans = [set(nest_of(op)) for op in shape.kernel.body.ops if isinstance(op, loop.Scan)]
+    if repeated := [a for a in outer if any(a not in axes for axes in scans)]:
+        yield [a for a in (*outer, *inner) if a not in repeated] + repeated
 
 
 def _tiles(shape: Shape, vectors: dict[str, int], machine: Machine) -> Iterator[dict[str, int]]:

@@ -61,6 +61,7 @@ FUNCTIONS: dict[str, Fn] = {
     "both": lambda x: torch.cumsum(torch.cumsum(x, 0), 1),
     "triangle": lambda x: torch.tril(torch.cumsum(x, 1)),
     "part": lambda x: torch.cumsum(x, 1)[:, 3:] * 2,
+    "repeated": lambda x: torch.cumsum(x.expand(3, *x.shape), -2).diagonal(),
     "backwards": lambda x: torch.cumsum(x.flip(1), 1).flip(1),
     "highest": lambda x: torch.cummax((x * 4).round(), 1)[0],
     "where lowest": lambda x: torch.cummin((x * 4).round(), 0)[1],
