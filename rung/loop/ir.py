@@ -11,7 +11,7 @@ Loads read a buffer as it was on entry. No op says when or where it runs: that i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -294,6 +294,12 @@ def op_axes(op: Op) -> tuple[str, ...]:
             return tuple(axes)
         case _:
             return tuple(dict.fromkeys(a for r in op.results for a in axes_of(r.type)))
+
+
+def overwritten(ops: Sequence[Op], store: Store) -> set[Op]:
+    """The loads before a store to their buffer: what they read is of the time before it."""
+    before = ops[:ops.index(store)]
+    return {op for op in before if isinstance(op, Load) and op.buf is store.buf}
 
 
 @lru_cache(1 << 14)

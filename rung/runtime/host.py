@@ -367,19 +367,18 @@ class _Host:
     def view(self, op: Op) -> None:
         (old,) = op.operands()
         if op.result in self.needed:
-            made = self.name(old)
-            if strided(old):
-                kind = op.result.type
-                assert isinstance(kind, TensorType)
-                made += f".as_strided({self.tuple(kind.shape)}, {self.tuple(strides_of(kind))})"
-            self.line(f"{self.name(op.result)} = {self.reshaped(made, op.result)}")
+            text = self.reshaped(self.name(old), op.result, strided(old))
+            self.line(f"{self.name(op.result)} = {text}")
             self.own(op.result)
 
-    def reshaped(self, tensor: str, value: Value) -> str:
-        """A tensor in the shape of `value`. What leaves is no view: autograd forbids writes to
-        some, and nothing else that leaves shares its memory."""
-        data = ".data" if value in self.returned else ""
-        return f"{tensor}.view({self.tuple(shape_of(value.type))}){data}"
+    def reshaped(self, tensor: str, value: Value, strided: bool = False) -> str:
+        """A tensor, which may be strided, in the shape of `value`. What leaves is no view: autograd
+        forbids writes to some, and nothing else that leaves shares its memory."""
+        assert isinstance(value.type, TensorType)
+        shape, data = self.tuple(value.type.shape), ".data" if value in self.returned else ""
+        if strided:
+            return f"{tensor}.as_strided({shape}, {self.tuple(strides_of(value.type))}){data}"
+        return f"{tensor}.view({shape}){data}"
 
     def check(self, op: Check) -> None:
         self.line(f"check({self.name(op.value)}, {self.size(op.lo)}, {self.size(op.hi)}, "

@@ -231,8 +231,7 @@ class Leaf:
 
     def _read_before(self, store: loop.Store, later: Sequence[Stmt], scope: Scope) -> None:
         """Load what later statements read of elements that a store overwrites."""
-        before = self.ops[: self.ops.index(store)]
-        old = {op for op in before if isinstance(op, loop.Load) and op.buf is store.buf}
+        old = loop.overwritten(self.ops, store)
         for load in (x for s in later if old for x in s.loads if x in old):
             self.value(load.result, scope)
 

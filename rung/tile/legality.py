@@ -383,8 +383,7 @@ class _Check:
         for s in self.stmts:
             if not isinstance(s.op, loop.Store):
                 continue
-            before = self.ops[: self.ops.index(s.op)]
-            old = {op for op in before if isinstance(op, loop.Load) and op.buf is s.op.buf}
+            old = loop.overwritten(self.ops, s.op)
             for r in self.stmts if old else ():
                 if old.intersection(r.loads) and not self.route.no_later(r, s):
                     refuse(f"{s.op.buf.name} is read in a later loop than the one that updates it")

@@ -129,7 +129,6 @@ METAS: dict[OpOverload, compat.Function] = {
     **{getattr(aten, f"{p.__name__}_backward").default: resampled_backward for p in RESAMPLERS}}
 
 
-
 compile_graphs = partial(compat.compile_graphs, partition=partition,
                          decompositions=DECOMPOSITIONS, kernels=KERNELS,
                          metas=METAS)
