@@ -54,8 +54,10 @@ class Difference:
 
 def difference(old: Arrays, new: Arrays, bound: float) -> Difference | None:
     """The first result that is not the same bits, nor of floats within `bound` of its largest one;
-    what is left of larger numbers that cancel counts as at least a thousandth of those."""
-    noise = 1e-3 * max((_size(x) for x in old if _rounds(x)), default=0.0)
+    what is left of larger numbers that cancel counts as at least a thousandth of those, and under
+    the bounds of 16-bit floats as a tenth: one rounding of theirs is not below that."""
+    share = 0.1 if bound > TOLERANCE[F32] else 1e-3
+    noise = share * max((_size(x) for x in old if _rounds(x)), default=0.0)
     for n, (a, b) in enumerate(zip(old, new, strict=True)):
         if np.array_equal(a, b, equal_nan=True):
             continue

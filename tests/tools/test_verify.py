@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from rung.core.expr import parse_expr
 from rung.core.options import Options
+from rung.core.types import BF16, F16, F32
 from rung.frontends.torch import backend
 from rung.runtime.tensors import cloned
 from rung.tools import check, verify
@@ -194,6 +195,14 @@ def test_integers_are_compared_exactly() -> None:
     assert check.difference([far, near], [far + off, near], 0.01)
     assert check.difference([far, near], [far, near * 2], 0.01)
     assert not check.difference([far, near], [far, near * 1.001], 0.01)
+
+
+def test_what_is_left_of_numbers_that_cancel_may_be_off_by_a_rounding_of_theirs() -> None:
+    far, none = np.array([4.0, -4.0]), np.array([0.0])
+    for dtype, rounding in ((F16, 2.0 ** -11), (BF16, 2.0 ** -9), (F32, 2.0 ** -24)):
+        bound = check.TOLERANCE[dtype]
+        assert not check.difference([far, none], [far, none + 4 * rounding], bound)
+        assert check.difference([far, none], [far, none + bound], bound)
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.complex32, torch.uint32])
