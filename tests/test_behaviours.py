@@ -677,6 +677,10 @@ CASTS: Rows = {  # faults of AOTAutograd too
         torch.zeros(2), torch.zeros(2).double())), lambda: [torch.ones(3, 2)]),
     "a complex number of another width": (lambda x: torch.complex(
         x, x, out=torch.zeros(3, dtype=torch.complex64)), lambda: [torch.ones(3).double()]),
+    "classes of bytes": (lambda x: F.one_hot(x, 2), lambda: [torch.ones(3).byte()]),
+    "no classes": (lambda x: F.one_hot(x, 0), lambda: [torch.ones(0).long()]),
+    "the largest of whole numbers": (lambda x: F.max_pool1d(x, 2), lambda: [
+        torch.ones(2, 4).long()]),
 }
 
 RAISES: Rows = {

@@ -62,6 +62,21 @@ def resampled_backward(grad: torch.Tensor, size: Any, given: Any, *_: Any) -> to
     return torch.empty(given, dtype=grad.dtype, device=grad.device, memory_format=order)
 
 
+def one_hot(x: torch.Tensor, classes: int = -1) -> torch.Tensor:
+    """The kernel's refusals; that all classes are there, Dynamo has checked."""
+    if x.dtype is not torch.int64 or (classes <= 0 and not x.numel()):
+        raise RuntimeError("one_hot of no classes, or of what is no int64")
+    return (x.unsqueeze(-1) == torch.arange(classes, device=x.device)).long()
+
+
+def max_pool1d(x: torch.Tensor, *how: Any) -> torch.Tensor:
+    """The kernel that has a gradient takes integers, the one without does not."""
+    if not x.is_floating_point():
+        raise NotImplementedError(f"max_pool1d of {x.dtype}")
+    made: torch.Tensor = aten.max_pool1d_with_indices(x, *how)[0]
+    return made
+
+
 def of_floats(write: compat.Function) -> compat.Function:
     """`write` where the first tensor is of real floats."""
     return lambda x, *rest: write(x, *rest) if x.is_floating_point() else NotImplemented
@@ -121,7 +136,8 @@ DECOMPOSITIONS: dict[OperatorBase, compat.Function] = {
 KERNELS: dict[OpOverload, compat.Function | None] = {
     **{p.default: None for p in (*RESAMPLERS, *KEPT)},
     **{p.vec: partial(resampled, p) for p in RESAMPLERS},
-    aten.dropout.default: dropout, aten.dropout_.default: dropout_}
+    aten.dropout.default: dropout, aten.dropout_.default: dropout_,
+    aten.one_hot.default: one_hot, aten.max_pool1d.default: max_pool1d}
 """What stands for operators that AOTAutograd writes out in Python by itself; None: themselves."""
 
 METAS: dict[OpOverload, compat.Function] = {
