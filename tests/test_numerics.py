@@ -369,6 +369,33 @@ def test_special_values_are_eagers(fn: Callable[..., Any], precision: str) -> No
     assert torch.equal(got.signbit()[signs], want.signbit()[signs])
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_variances_of_few_terms_are_eagers(dynamic: bool) -> None:
+    corrections = [-1, 0, 0.5, 1, 2, 3]
+
+    def fn(*xs: torch.Tensor) -> list[torch.Tensor]:
+        found = [f(x, 0, correction=less) for x in xs for less in corrections
+                 for f in (torch.var_mean, torch.std)]
+        return torch.utils._pytree.tree_leaves(found)
+
+    for dtype in (torch.float32, torch.bfloat16):
+        xs = [torch.arange(2.0 * n).view(n, 2).to(dtype) for n in range(3)]
+        run = torch.compile(fn, backend="rung", dynamic=dynamic, options={"strict": True})
+        for got, want in zip(run(*xs), fn(*xs), strict=True):
+            torch.testing.assert_close(got, want, equal_nan=True)
+
+
+def test_a_variance_of_as_many_terms_as_data_say() -> None:
+    def fn(x: torch.Tensor) -> list[torch.Tensor]:
+        return [torch.var(x[x > 0], correction=less) for less in (-1, 0, 1)]
+
+    run = torch.compile(fn, backend="rung", options={"strict": True})
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        for x in (-torch.ones(3), torch.tensor([1.0, -1, 3]), torch.tensor([-1.0, -1, 3])):
+            for got, want in zip(run(x), fn(x), strict=True):
+                torch.testing.assert_close(got, want, equal_nan=True)
+
+
 @pytest.mark.parametrize("fn", [
     lambda x: torch.nn.functional.dropout(x, 0.4) * 2, lambda x: x + torch.rand_like(x),
     lambda x: torch.randn(3, 5) * x, lambda x: torch.bernoulli(torch.full_like(x, 0.3)) - x,

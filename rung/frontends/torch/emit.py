@@ -193,13 +193,16 @@ class Emit:
         shape = [Expr.of(1) if n in axes else s for n, s in enumerate(full)]
         return self.reshape(x, shape) if keep else x
 
-    def mean(self, x: Value, axes: Sequence[int], keep: bool = False, less: Number = 0,
+    def mean(self, x: Value, axes: Sequence[int], keep: bool = False, less: Number | Expr = 0,
              dtype: DType | None = None) -> Value:
-        """Sum over `axes`, as `dtype`, divided by the number of its terms, or by `less` fewer."""
+        """Sum over `axes`, as `dtype`, divided by the number of its terms, or by `less` fewer; NaN
+        where it has none."""
         count = shapes.product([shape_of(x)[n] for n in axes])
         total = self.value(self.reduce("add", x, axes, keep), dtype or dtype_of(x.type))
+        if isinstance(less, Expr) or (less < 0 and count.const_value is None):
+            raise Unsupported("a number of terms that is not known")
         if count.const_value is not None:
-            terms = max(count.const_value - less, 0)
+            terms = max(count.const_value - less, 0) if count.const_value else 0
             return self.map("div", total, float(terms))
         known = self.value(count, dtype_of(total.type))
         return self.map("div", total, self.map("max", self.map("sub", known, less), 0)
