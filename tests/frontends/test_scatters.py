@@ -24,6 +24,7 @@ from frontends.overloads import (
     grouped,
     tame,
 )
+from torch._dynamo.exc import TorchRuntimeError
 
 from rung.core import trace
 from rung.program.ir import Check, KernelCall
@@ -43,7 +44,7 @@ def sums() -> list[Case]:
                 case("index_put", data((4, 6), d), [None, AT], columns, True),
                 case("index_put", x, [AT], data((), d), True)]
     out += [case("index_add", data((6,)), 0, AT, data((6,), F32, 1)),
-            case("index_add", data((6, 5)), 0, AT[:0], data((0, 5))),
+            case("index_add", data((6, 5)), 0, AT[:0], data((0, 5)), lowers=False),
             case("index_add", data((6, 5), BF16), 0, AT, data((6, 5), BF16), lowers=False),
             case("index_put", data((6, 5), BF16), [AT], data((6, 5), BF16), True, lowers=False)]
     for padding in (-1, 3):
@@ -61,10 +62,10 @@ def scatters() -> list[Case]:
         out += [case("scatter.src", x, 0, EACH, source), case("scatter.value", x, 0, EACH, 1),
                 case("scatter.src", x.t(), -1, EACH.t(), source.t()),
                 case("scatter.value", x, 1, EACH[:2, :3] % 5, 1),
-                case("scatter.src", x, 0, EACH[:0], source),
+                case("scatter.src", x, 0, EACH[:0], source, lowers=False),
                 case("scatter.src", x[0], 0, EACH[0].int() % 5, source[0]),
                 case("index_fill.int_Scalar", x, 0, AT - 3, 1),
-                case("index_fill.int_Tensor", x, -1, AT[:0], data((), d)),
+                case("index_fill.int_Tensor", x, -1, AT[:0], data((), d), lowers=False),
                 case("index_fill.int_Tensor", x, 1, AT - 1, data((), d)),
                 case("scatter_add", x, 0, EACH, source, lowers=adds)]
         out += [case("scatter.reduce", x, 0, EACH, source, reduce=how, lowers=adds)
@@ -94,8 +95,8 @@ def puts() -> list[Case]:
                         ([at, again], (3, 5, 6)), ([None, at, again], (4, 3, 6)),
                         ([at, None, again], (3, 3, 6)), ([at, again[0].int()], (1, 6)),
                         ([None, at[:2], None, at.reshape(3, 1)], (3, 2, 4, 5)),
-                        ([None, pairs % (3 - adds)], (5, 6)), ([at, again, at, at], ()),
-                        ([at[:0], at[:0]], (0, 5, 6)))]
+                        ([None, pairs % (3 - adds)], (5, 6)), ([at, again, at, at], ()))]
+            out += [case("index_put", x, [at[:0]] * 2, data((0, 5, 6), d), adds, lowers=False)]
             if d is not BOOL:
                 out += [case("index_put", x, [x > 0], data((), d), adds),
                         case("index_put", x, [None, flags], data((1,), d), adds)]
@@ -168,11 +169,15 @@ def test_compiled_writes_in_the_order_of_eager(name: str) -> None:
     assert all(map(torch.equal, tensors, before))
 
 
+def beside(x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    return at.view(-1, *[1] * (x.dim() - 1))
+
+
 WRITES = {
     "index_add": lambda x, at: torch.index_add(x, 0, at, x[:1]),
     "index_fill": lambda x, at: torch.index_fill(x, 0, at * 6, 1),
-    "scatter": lambda x, at: torch.scatter(x, 0, at.view((1,) * x.dim()), x),
-    "scatter_add": lambda x, at: torch.scatter_add(x, 0, at.view((1,) * x.dim()), x)}
+    "scatter": lambda x, at: torch.scatter(x, 0, beside(x, at), x),
+    "scatter_add": lambda x, at: torch.scatter_add(x, 0, beside(x, at), x)}
 
 
 @pytest.mark.usefixtures("fresh")
@@ -187,6 +192,33 @@ def test_an_index_outside_is_the_error_of_eager(at: int, shape: tuple[int, ...],
     with pytest.raises(eager.type) as found:
         rung(WRITES[name], dynamic=False)(x, place)
     assert str(eager.value) in str(found.value)
+
+
+EMPTY = {
+    **WRITES, "index_copy": lambda x, at: torch.index_copy(x, 0, at, x[:1]),
+    "index_add of a multiple": lambda x, at: torch.index_add(x, 0, at, x[:1], alpha=2),
+    "index_put": lambda x, at: torch.index_put(x, (at,), x[:1]),
+    "index_put of a sum": lambda x, at: torch.index_put(x, (at,), x[:1], True),
+    "index": lambda x, at: x[at], "index_select": lambda x, at: x.index_select(0, at),
+    "gather": lambda x, at: x.gather(0, beside(x, at)[:, :x.shape[1]]),
+    "take": torch.take, "embedding": lambda x, at: torch.embedding(x, at)}
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize("name", EMPTY)
+def test_indices_into_nothing_are_as_in_eager(name: str) -> None:
+    """Which eager checks, otherwise, or not at all."""
+    for shape in ((0, 3), (3, 0), (3, 2)):
+        for at in ([], [0], [5]):
+            x, place = tame(shape), torch.tensor(at, dtype=torch.int64)
+            found = list[torch.Tensor | type]()
+            for fn in (EMPTY[name], rung(EMPTY[name], strict=False, dynamic=False)):
+                try:
+                    found.append(fn(x, place))
+                except (IndexError, RuntimeError) as error:
+                    found.append(type(error))
+            same = found[0] is found[1] or TorchRuntimeError in found
+            assert same or torch.equal(*found), (shape, at, found)
 
 
 @pytest.mark.usefixtures("fresh")

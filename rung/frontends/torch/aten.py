@@ -18,7 +18,7 @@ from typing import Any
 
 from rung.core import origins, trace
 from rung.core.errors import Unsupported, VerifyError
-from rung.core.expr import ONE, Expr, may_be_negative
+from rung.core.expr import ONE, ZERO, Expr, may_be_negative
 from rung.core.op import Block, Builder, Func, Op, Value, names_of, walk
 from rung.core.ops import Map, Yield
 from rung.core.rewrite import dead_code
@@ -169,6 +169,8 @@ class _Lowering:
             if kind != FLOAT and (
                     not isinstance(kind, TensorType) or kind.dtype not in DTYPES.values()):
                 raise Unsupported(f"a value of type {kind}")
+            if entry.schema in INDEXING and ZERO in shape_of(kind):
+                raise Unsupported("eager has other checks where there are no elements")
         first = next((a for _, a in call.args), None)
         if entry.schema.partition("(")[2].startswith(("Tensor ", "Tensor(")) and is_number(
                 first):

@@ -65,7 +65,7 @@ def index_add(e: Emit, x: Value, dim: int, at: Value, source: Value, alpha: Numb
     if not e.shape or not shape_of(source):
         raise Unsupported("index_add of scalars")
     dim = dimension(dim, len(e.shape))
-    error = ("IndexError", "index out of range in self") if len(e.shape) == 1 else (
+    error = ("IndexError", "index out of range in self") if len(e.shape) == 1 or alpha != 1 else (
         "RuntimeError", f"index {{}} is out of bounds for dimension {dim} with size {{size}}")
     check(e, at, Expr.of(0), e.shape[dim], *error)
     if alpha != 1:
