@@ -679,6 +679,7 @@ CASTS: Rows = {  # faults of AOTAutograd too
         x, x, out=torch.zeros(3, dtype=torch.complex64)), lambda: [torch.ones(3).double()]),
     "classes of bytes": (lambda x: F.one_hot(x, 2), lambda: [torch.ones(3).byte()]),
     "no classes": (lambda x: F.one_hot(x, 0), lambda: [torch.ones(0).long()]),
+    "no classes for some": (lambda x: F.one_hot(x, 0), lambda: [torch.ones(2).long()]),
     "the largest of whole numbers": (lambda x: F.max_pool1d(x, 2), lambda: [
         torch.ones(2, 4).long()]),
 }
@@ -708,6 +709,8 @@ RAISES: Rows = {
         torch.randn(3, 2), torch.tensor([0, 3])]),
     "a row before the start": (lambda w, i: F.embedding(i, w), lambda: [
         torch.randn(3, 2), torch.tensor([-1])]),
+    "a class beyond the last": (lambda x: F.one_hot(x, 3) + 1, lambda: [torch.tensor([0, 3])]),
+    "a class before the first": (lambda x: F.one_hot(x, 3) + 1, lambda: [torch.tensor([0, -1])]),
     "93 a place beyond the end": (
         lambda x: torch.cat([(y := x.unsqueeze(1)).select(1, 0), y.select(1, 1)], -1), lambda: [
             torch.ones(3, 2)]),

@@ -63,10 +63,10 @@ def resampled_backward(grad: torch.Tensor, size: Any, given: Any, *_: Any) -> to
 
 
 def one_hot(x: torch.Tensor, classes: int = -1) -> torch.Tensor:
-    """The kernel's refusals; that all classes are there, Dynamo has checked."""
-    if x.dtype is not torch.int64 or (classes <= 0 and not x.numel()):
+    """The kernel's refusals; `scatter` checks that there are as many classes as `x` asks for."""
+    if x.dtype is not torch.int64 or classes <= 0:
         raise RuntimeError("one_hot of no classes, or of what is no int64")
-    return (x.unsqueeze(-1) == torch.arange(classes, device=x.device)).long()
+    return x.new_zeros([*x.shape, classes]).scatter_(-1, x.unsqueeze(-1), 1)
 
 
 def max_pool1d(x: torch.Tensor, *how: Any) -> torch.Tensor:
