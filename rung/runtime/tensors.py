@@ -25,19 +25,29 @@ bump = torch.autograd.graph.increment_version
 """Tell autograd that a tensor has changed."""
 
 
-def cloned(args: Sequence[Any]) -> list[Any]:
-    """Copies of the tensors among `args`, with their strides; those that share memory still do."""
+def cloned(args: Sequence[Any], written: Sequence[int] | None = None) -> list[Any]:
+    """Copies of the tensors among `args`, with their strides; those that share memory still do, and
+    those that are conjugated or negated when they are read still are. With `written`, only what
+    shares memory with the arguments at these places is copied."""
     memory: dict[int, torch.UntypedStorage] = {}
+    places = range(len(args)) if written is None else written
+    storages = {args[n].untyped_storage()._cdata for n in places if _in_memory(args[n])}
     copies = []
     for x in args:
-        if isinstance(x, torch.Tensor) and x.layout is torch.strided:
+        if _in_memory(x) and x.untyped_storage()._cdata in storages:
             old: Any = x.untyped_storage()
             if old._cdata not in memory:
                 memory[old._cdata] = old.clone()
-            x = torch.empty(0, dtype=x.dtype, device=x.device).set_(
+            copy = torch.empty(0, dtype=x.dtype, device=x.device).set_(
                 memory[old._cdata], x.storage_offset(), x.size(), x.stride())
+            copy = torch.conj(copy) if x.is_conj() else copy
+            x = torch._neg_view(copy) if x.is_neg() else copy
         copies.append(x)
     return copies
+
+
+def _in_memory(x: object) -> bool:
+    return isinstance(x, torch.Tensor) and x.layout is torch.strided
 
 
 def leaves(out: Any, count: int) -> list[Any]:
@@ -58,10 +68,13 @@ class Site:
 
     def fail(self, found: int, size: int, line: str) -> NoReturn:
         text = self.message.replace("{}", str(found)).replace("{size}", str(size))
-        error = ERRORS[self.error](text)
-        if line:
-            error.add_note(line)
-        raise error
+        raise _noted(ERRORS[self.error](text), line)  # no name: the traceback has this frame
+
+
+def _noted(error: Exception, line: str) -> Exception:
+    if line:
+        error.add_note(line)
+    return error
 
 
 def refusal(sites: Sequence[Site], lines: Mapping[str, str]) -> Callable[[int, int, int], None]:

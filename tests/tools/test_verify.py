@@ -241,5 +241,56 @@ def test_what_is_nearer_to_float64_than_eager_is_no_bug() -> None:
     assert torch.equal(checker.checked([x])[0], x) and checker.trusted
 
 
+@pytest.mark.parametrize("found, trusted", [(1.0, True), (9.0, False)])
+def test_what_jumps_within_a_rounding_is_no_bug(found: float, trusted: bool,
+                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify, "_warn", lambda *_: None)
+    module = torch.fx.symbolic_trace(Jumps())
+    x = torch.linspace(0.1, 3, 99)
+    checker = Verified(lambda args: (torch.tensor(found), *args[1:]), module, _graph(x).imported,
+                       Options(verify=1.0))
+    checker.checked([x, x.sum()])
+    assert checker.trusted is trusted
+
+
+class Jumps(nn.Module):
+    def forward(self, x: Tensor, limit: Tensor) -> tuple[Tensor, Tensor]:
+        return (x.sum() > limit).float(), limit
+
+
+def test_whole_numbers_are_not_off_by_roundings() -> None:
+    base = torch.tensor([1.0, 0.3, -2.0, 0.7, float("inf")])
+    base_off, part = verify.off_by_roundings([base, base[1:3]])
+    assert torch.equal(base_off == base, torch.tensor([True, False, True, False, True]))
+    torch.testing.assert_close(base_off, base)
+    assert torch.equal(part, base_off[1:3])
+
+
+def test_numbers_as_they_are_read_and_memory_that_nobody_wrote(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify, "_warn", None)
+    x = torch.randn(4, dtype=torch.complex64).conj()
+    assert torch.equal(compiled(lambda x: x * 2)(x), x * 2)
+    assert torch.equal(compiled(lambda x: x * 2)(x.imag), x.imag * 2)  # a negated view
+    run = compiled(lambda x: (x + 1, torch.empty_like(x), torch.empty(40, dtype=torch.int64)))
+    for n in range(3):
+        torch.full((40,), float(n + 1))  # what lies there next
+        run(torch.zeros(40))
+
+
+def test_only_what_a_graph_writes_to_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    real = Verified.eager
+    monkeypatch.setattr(Verified, "eager", lambda self, args: (
+        seen.extend(x.data_ptr() for x in args), real(self, args))[1])
+
+    def update(x: Tensor, count: Tensor) -> Tensor:
+        return count.add_(1) * x
+    x, count = torch.randn(5), torch.zeros(5)
+    assert torch.equal(compiled(update)(x, count), x)
+    assert x.data_ptr() in seen and count.data_ptr() not in seen
+    assert count.eq(1).all()
+
+
 def _graph(x: Tensor) -> Any:
     return capture(Given("f", lambda x: x + 1.0, (x,)), inputs=True).graphs[0]
