@@ -112,7 +112,10 @@ VARIABLES = (  # a later one of the same setting wins
 def _default_cache(environment: Mapping[str, str]) -> Path:
     """`rung` in the user's cache folder; a relative XDG_CACHE_HOME is invalid by its standard."""
     base = Path(environment.get("XDG_CACHE_HOME", ""))
-    return (base if base.is_absolute() else Path("~/.cache").expanduser()) / "rung"
+    try:
+        return (base if base.is_absolute() else Path("~/.cache").expanduser()) / "rung"
+    except RuntimeError:  # a user without a home, as in a container: no folder can be made there
+        return Path("/dev/null/no home directory")
 
 
 @cache

@@ -25,14 +25,14 @@ PART = ".part"  # what a name ends in until its content is complete
 
 def folder(kind: str) -> Path:
     """A folder of the cache, made with mode 0700; a fresh one for this process where it cannot be
-    made, is another user's, or others can write to it."""
+    made, or it or the cache is another user's, or others can write there."""
     path = Settings.from_environment().cache_dir / kind
     try:
         for step in (path.parent, path):
             step.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = path.stat()
-        if found.st_uid != os.getuid() or found.st_mode & 0o022:
-            raise PermissionError(f"{path} is open to other users")
+            found = step.stat()
+            if found.st_uid != os.getuid() or found.st_mode & 0o022:
+                raise PermissionError(f"{step} is open to other users")
         if os.access(path, os.W_OK):
             _tidy(path)
             return path

@@ -21,6 +21,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch.utils.data import DataLoader, Dataset
 
 from rung.core import store
+from rung.core.config import Settings
 from rung.frontends.torch import backend, compat
 from rung.targets.cpu import build
 
@@ -132,19 +133,27 @@ def test_no_room_at_all_is_left_to_torch(cache: Path, caplog: pytest.LogCaptureF
     torch.testing.assert_close(compiled(x), double(x))
 
 
-@pytest.mark.parametrize("fault", ["read-only", "open to all"])
+@pytest.mark.parametrize("fault", ["read-only", "open to all", "in one open to all", "no home"])
 def test_a_folder_that_may_not_be_used(fault: str, cache: Path, monkeypatch: pytest.MonkeyPatch,
-                                       caplog: pytest.LogCaptureFixture) -> None:
+                                       caplog: pytest.LogCaptureFixture,
+                                       settings: Callable[..., None]) -> None:
     folder = cache / "cpu"
     folder.mkdir(parents=True)
     build.version()  # found while files may still be looked at
     if fault == "read-only":
         monkeypatch.setattr(store.os, "access", lambda *_: False)
+    elif fault == "no home":
+        monkeypatch.setattr(Path, "expanduser", homeless)
+        settings(cache_dir=Settings.read({}).cache_dir)
     else:
-        folder.chmod(0o777)
+        (folder if fault == "open to all" else cache).chmod(0o777)
     with caplog.at_level(logging.WARNING, "rung"):
         assert answer(10) == 10 and answer(11) == 11
     assert not list(folder.iterdir()) and len(caplog.records) == 1
+
+
+def homeless(_: Path) -> Path:
+    raise RuntimeError("Could not determine home directory.")
 
 
 def test_tidying_takes_old_parts_only(cache: Path) -> None:

@@ -155,7 +155,8 @@ def _refuse(run: subprocess.CompletedProcess[str], source: str, library: Path) -
         return
     kept, log = library.with_suffix(".c"), library.with_suffix(".log")
     kept.write_text(source)
-    first = next((x for x in run.stderr.splitlines() if "error" in x), run.stderr.strip())
+    first = next((x for x in run.stderr.splitlines() if "error" in x),
+                 run.stderr.strip() or f"the C compiler ended with code {run.returncode}")
     command = shlex.join(str(kept) if w.endswith(".c") else w for w in run.args)
     log.write_text(f"{command}\n{run.stderr}")
     raise TargetCompileError(f"{first}\n  source: {kept}\n  log: {log}\n  command: {command}",
