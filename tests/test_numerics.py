@@ -340,16 +340,24 @@ def test_what_is_correctly_rounded() -> None:
         assert torch.equal(compiled(fn)(x, y), want.to(fn(x, y).dtype))
 
 
+def test_addcdiv_is_what_dynamo_writes_it_out_as() -> None:
+    x, a, b = torch.randn(3, 999).unbind()
+    for value, traced in ((1, torch.addcdiv(x, a, b)), (3.14, x + a / b * 3.14)):
+        fn = compiled(lambda x, a, b, k=value: torch.addcdiv(x, a, b, value=k), "eager")
+        assert torch.equal(fn(x, a, b), traced)
+
+
 SPECIAL = torch.tensor(FLOATS, dtype=torch.float32)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [
+    torch.float32, torch.float64, torch.bfloat16, torch.float16])
 def test_eager_gives_eagers_bits_of_gradients(dtype: torch.dtype) -> None:
-    x, w = (torch.randn(2000, dtype=dtype) for _ in range(2))
-    for fn in (torch.tanh, torch.sigmoid, torch.nn.functional.silu):
+    x, w = (torch.randn(2000).to(dtype) for _ in range(2))
+    for fn in (torch.tanh, torch.sigmoid, torch.nn.functional.silu, torch.nn.functional.glu):
         given = x.clone().requires_grad_()
-        ours, eager = (torch.autograd.grad(f(given), given, w)[0]
-                       for f in (compiled(fn, "eager"), fn))
+        ours, eager = (torch.autograd.grad(y, given, w[:len(y)])[0]
+                       for y in (compiled(fn, "eager")(given), fn(given)))
         assert torch.equal(ours, eager), fn
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rung.core.op import Value
-from rung.core.types import BF16, F32
+from rung.core.types import BF16, F16, F32
 from rung.frontends.torch.emit import Number
 from rung.frontends.torch.formulas import (
     Body,
@@ -97,6 +97,12 @@ def log_sigmoid_backward(grad: Term, x: Term, z: Term) -> Term:
     return grad * where(x < 0, 1 - share, share)
 
 
+def sigmoid_backward(grad: Term, y: Term) -> Term:
+    """Torch's kernel of f16, unlike that of bf16, rounds each step."""
+    kind = grad.e.dtype if grad.e.dtype is F16 else grad.dtype
+    return (grad * (1 - y).rounded(kind)).rounded(kind) * y
+
+
 def mish_backward(grad: Term, x: Term) -> Term:
     t = tanh(log1p(exp(x)))
     return grad * (t + x * sigmoid(x) * (1 - t * t))
@@ -143,8 +149,7 @@ FORMULAS: dict[str, Callable[..., Term]] = {
     "silu_backward(Tensor grad_output, Tensor self) -> Tensor": silu_backward,
     "mish(Tensor self) -> Tensor": lambda x: x * tanh(log1p(exp(x))),
     "mish_backward(Tensor grad_output, Tensor self) -> Tensor": mish_backward,
-    "sigmoid_backward(Tensor grad_output, Tensor output) -> Tensor":
-        lambda grad, y: grad * (1 - y) * y,
+    "sigmoid_backward(Tensor grad_output, Tensor output) -> Tensor": sigmoid_backward,
     "tanh_backward(Tensor grad_output, Tensor output) -> Tensor":
         lambda grad, y: grad * (1 - y * y),
     "elu(Tensor self, Scalar alpha=1, Scalar scale=1, Scalar input_scale=1) -> Tensor": elu,

@@ -22,7 +22,7 @@ WRITTEN_OUT = [
     aten.select_backward, aten.slice_backward]
 """Operators that torch may write out in terms of others: those whose parts are all in the table."""
 
-OF_FLOATS = [aten.glu, aten.glu_backward, aten.mse_loss, aten.mse_loss_backward]
+OF_FLOATS = [aten.glu, aten.mse_loss, aten.mse_loss_backward]
 """More of these, whose kernels take real floats alone."""
 
 KEPT = [aten.hardshrink, aten.softshrink, aten.multi_margin_loss,
@@ -82,6 +82,16 @@ def of_floats(write: compat.Function) -> compat.Function:
     return lambda x, *rest: write(x, *rest) if x.is_floating_point() else NotImplemented
 
 
+def glu_backward(grad: torch.Tensor, x: torch.Tensor, dim: int) -> Any:
+    """With the kernel's roundings of halves: of the gate, and of either part of the result."""
+    if not x.is_floating_point():
+        return NotImplemented
+    value, gate = x.chunk(2, dim)
+    share = gate.sigmoid()
+    s, v, g = (t.to(torch.promote_types(x.dtype, torch.float32)) for t in (share, value, grad))
+    return torch.cat([share * grad, ((1 - s) * s * v * g).to(x.dtype)], dim)
+
+
 def dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
     """Dropout as a graph has it; where everything is dropped, eager draws nothing."""
     if train and p == 1 and x.numel():
@@ -129,7 +139,7 @@ SHUFFLED = compat.get_decompositions([aten.channel_shuffle])[aten.channel_shuffl
 DECOMPOSITIONS: dict[OperatorBase, compat.Function] = {
     **compat.get_decompositions(WRITTEN_OUT),
     **{op: of_floats(f) for op, f in compat.get_decompositions(OF_FLOATS).items()},
-    aten.channel_shuffle.default: channel_shuffle,
+    aten.channel_shuffle.default: channel_shuffle, aten.glu_backward.default: glu_backward,
     aten.native_dropout.default: native_dropout,
     aten.native_dropout_backward.default: native_dropout_backward}
 
