@@ -673,6 +673,7 @@ def _transposed(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 CASTS: Rows = {  # faults of AOTAutograd too
     "floats written to whole numbers": (lambda x: x.clone().logit_(), lambda: [torch.arange(2)]),
     "a product written to them": (lambda x: x.clone().ldexp_(x), lambda: [torch.arange(2)]),
+    "complex numbers written to floats": (lambda x: x.clone().add_(1j), lambda: [torch.ones(2)]),
     "results of two types": (lambda x: torch.aminmax(x, dim=0, out=(
         torch.zeros(2), torch.zeros(2).double())), lambda: [torch.ones(3, 2)]),
     "a complex number of another width": (lambda x: torch.complex(

@@ -13,7 +13,8 @@
     torch.lstm(..., dropout=0.5, train=True)    torch writes it out without the dropout
     torch.lstm(x, ...)      AOTAutograd runs it where it saves nothing for its gradient
 
-    n.logit_()              eager refuses to put floats into integers, and some functions to write
+    n.logit_()              eager refuses to put floats into integers, and complex numbers into
+    x.add_(1j)              floats, and some functions to write
     torch.complex(x, y, out=z)          to another type: torch writes them out with casts
 """
 
@@ -126,11 +127,12 @@ def _casts(node: fx.Node) -> bool:
         outs, alone = list(_targets(node))[:1], getattr(torch.Tensor, name.rstrip("_"), None)
     held = [x.meta["example_value"] for x in outs if isinstance(
         x.meta.get("example_value"), torch.Tensor)]
-    if not callable(alone) or not held or (
-            "out" not in node.kwargs and any(x.is_floating_point() for x in held)):
-        return False
     args, named = fx.map_arg((node.args, {k: x for k, x in node.kwargs.items() if k != "out"}),
                              lambda n: n.meta.get("example_value"))
+    wide = any(getattr(x, "dtype", type(x)) in COMPLEX for x in tree_leaves((args, named)))
+    if not callable(alone) or not held or ("out" not in node.kwargs and not wide and any(
+            x.is_floating_point() for x in held)):
+        return False
     try:
         made = tree_leaves(alone(*args, **named))
     except Exception:  # there is no such function, so that torch's word on the call stands
@@ -138,6 +140,9 @@ def _casts(node: fx.Node) -> bool:
     return any(isinstance(y, torch.Tensor) and (
         y.dtype is not x.dtype if "out" in node.kwargs else not torch.can_cast(y.dtype, x.dtype))
         for y, x in zip(made, held, strict=False))
+
+
+COMPLEX = (complex, torch.complex32, torch.complex64, torch.complex128)
 
 
 def _name(node: fx.Node) -> str:

@@ -69,7 +69,7 @@ def one_hot(x: torch.Tensor, classes: int = -1) -> torch.Tensor:
     return x.new_zeros([*x.shape, classes]).scatter_(-1, x.unsqueeze(-1), 1)
 
 
-def max_pool1d(x: torch.Tensor, *how: Any) -> torch.Tensor:
+def max_pool1d(x: torch.Tensor, *how: object) -> torch.Tensor:
     """The kernel that has a gradient takes integers, the one without does not."""
     if not x.is_floating_point():
         raise NotImplementedError(f"max_pool1d of {x.dtype}")
@@ -82,7 +82,7 @@ def of_floats(write: compat.Function) -> compat.Function:
     return lambda x, *rest: write(x, *rest) if x.is_floating_point() else NotImplemented
 
 
-def glu_backward(grad: torch.Tensor, x: torch.Tensor, dim: int) -> Any:
+def glu_backward(grad: torch.Tensor, x: torch.Tensor, dim: int) -> object:
     """With the kernel's roundings of halves: of the gate, and of either part of the result."""
     if not x.is_floating_point():
         return NotImplemented
