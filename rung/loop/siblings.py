@@ -34,6 +34,7 @@ Settle = Callable[[Func], float | None]  # seconds under a real mapping, if ther
 Digit = tuple[str, str, Expr]  # its axis in the one kernel and in the other ("": none), its extent
 MAX_PARTNERS = 8  # readers of the same values that one kernel is tried with
 MAX_CONTRACTIONS = 4
+MAX_BUFFERS = 32  # about what a core fetches ahead of at once; pricing takes time with each more
 
 
 # --- legality
@@ -45,6 +46,8 @@ def can_join(a: Piece, b: Piece) -> Reason | None:
         return "one updates what the other reads"
     if bool(_contractions(a.func)) != bool(_contractions(b.func)):
         return "only one of them is a contraction"
+    if len({*a.args, *b.args}) + len((*a.func.outs, *b.func.outs)) > MAX_BUFFERS:
+        return f"more than {MAX_BUFFERS} buffers"
     return None
 
 

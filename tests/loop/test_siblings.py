@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import models
 import pytest
 from programs import CPU, Prog, check, draw, size
@@ -14,7 +16,7 @@ from rung.core.verify import verify
 from rung.loop import ir as loop
 from rung.loop.canonical import canonical
 from rung.loop.fuse import fuse
-from rung.loop.siblings import join_siblings
+from rung.loop.siblings import MAX_BUFFERS, join_siblings
 from rung.program.ir import Check, KernelCall, Module
 from rung.tensor.to_loop import to_loop
 
@@ -147,6 +149,16 @@ def unlike() -> tuple[Prog, list[Value]]:
     p = Prog("unlike")
     x, y, s = p.param("x", 8), p.param("y", 8), p.param("s")
     return p, [p.map("mul", p.map("neg", x), s), p.map("mul", p.map("exp", y), s)]
+
+
+def test_a_long_chain_of_neighbours_is_no_kernel_of_everything() -> None:
+    """Each reads what the one before reads: pricing larger and larger kernels takes long."""
+    p = Prog("neighbours")
+    xs = [p.param(f"x{n}", 64) for n in range(80)]
+    program = p.done(*(p.map("add", *pair) for pair in pairwise(xs)))
+    for kernel in joined(program).kernels:
+        assert 8 < len(kernel.params) + len(kernel.outs) <= MAX_BUFFERS
+    check(to_loop(program), joined(program), draw(program), exact=True)
 
 
 DECLINED = {chained: "one needs the other", transposed: "the outputs have no loop in common",
