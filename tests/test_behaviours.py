@@ -729,6 +729,10 @@ RAISES: Rows = {
         "less true": lambda x: x - True, "less a bool": lambda x: x - torch.tensor(True),
         "times true": lambda x: torch.add(x, x, alpha=True)}.items()},
     **CASTS,
+    **{f"a tensor of the inference mode, {name}": (fn, lambda: [
+        torch.inference_mode()(torch.ones)(3)]) for name, fn in {
+            "changed and returned": lambda x: x.add_(1),
+            "changed": lambda x: (x.mul_(2), None)[1]}.items()},
     "bools times a number": (lambda x: torch.add(x, x, alpha=1.0), lambda: [torch.tensor([True])]),
     **{f"{name} of whole numbers": (fn, lambda: [torch.ones(2, 4).long()]) for name, fn in {
         "a scaled quotient": lambda x: torch.addcdiv(x, x, x), "a gate": F.glu,

@@ -172,6 +172,8 @@ class _Host:
             return
         if param.role == "mutated":
             name = self.name(param)
+            # torch itself refuses to change a tensor of the inference mode outside of it
+            self.line(f"if {name}.is_inference(): {name}[None][:0].zero_()")
             self.line(f"{name}_given = {name}")
             self.copied.append((f"{name}_given", name))
         doubted = param in self.read and dtype_of(param.type) in (BF16, F16)
