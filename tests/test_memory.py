@@ -83,6 +83,18 @@ def test_the_peak_of_a_chain_is_not_above_eagers() -> None:
     assert ours <= eager
 
 
+def test_an_argument_that_is_changed_and_returned_needs_no_other_memory() -> None:
+    def changed(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x.mul_(0.5).add_(1), x[:2].sum()
+    x, none = torch.ones(64, 1024), nn.Module()
+    ours = rung(changed)
+    before = x.clone()
+    same, total = ours(x)
+    assert same is x
+    torch.testing.assert_close((x, total), (before * 0.5 + 1, x[:2].sum()))
+    assert most(lambda: ours(x), none) < x.nbytes
+
+
 # --- after it
 
 class Released:

@@ -178,8 +178,10 @@ def _keeps_old(ops: list[Op], at: int, source: Value, new: Value) -> Reason | No
     if (shared - {source}).intersection(_reads(ops[at])):
         return f"the kernel reads a view of {source.name}"
     for op in ops[at + 1:]:
-        reads = [op.src] if isinstance(op, Write) and op.dst is source else _reads(op)
-        if shared & set(reads):
+        reads = set(_reads(op))
+        if source.role and (isinstance(op, Return) or (isinstance(op, Write) and op.dst is source)):
+            reads.discard(source)  # what returns an argument returns what is written to it
+        if shared & reads:
             return f"{source.name} is read later"
         if strided(source) and new in reads and not isinstance(op, Write):
             return f"what is read later would lie as {source.name} does"

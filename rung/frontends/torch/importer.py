@@ -318,7 +318,7 @@ class _Importer:
         elif _writes_back(node):
             dst, src = (self._arg(x) for x in node.args[:2])
             self._add(node, program.Write(dst, src), None)
-            self.env[node] = src  # the graph may return what it wrote
+            self.env[node] = dst  # the graph may return what it wrote
         elif isinstance(node.target, torch._ops.OpOverload):
             self._call(node, node.target, node.args, node.kwargs, val, effect_of(node))
         elif node.target is with_effects:  # (token, op, *arguments), and gives (token, *results)
