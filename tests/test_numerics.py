@@ -340,6 +340,35 @@ def test_what_is_correctly_rounded() -> None:
         assert torch.equal(compiled(fn)(x, y), want.to(fn(x, y).dtype))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("precision", loop_rules.ROUNDINGS)
+def test_numbers_are_rounded_to_the_type_that_holds_them(precision: str, dtype: torch.dtype
+                                                         ) -> None:
+    limit = torch.tensor(0.3, dtype=dtype).repeat(8)
+    x = torch.cat([limit, -limit, torch.nextafter(limit, 2 * limit), torch.randn(8).to(dtype)])
+
+    def fn(x: torch.Tensor) -> list[torch.Tensor]:
+        return [torch.full_like(x, 8.4) - x, x.masked_fill(x > 0, 8.4) - x,
+                torch.where(x > 0, x, 8.4) - x, x.new_full((), 8.4) - x,
+                torch.nn.functional.pad(x, (1, 1), value=8.4) - 1,
+                torch.nn.functional.hardshrink(x, 0.3)]
+
+    assert all(map(torch.equal, compiled(fn, precision)(x), fn(x)))
+    given = x.clone().requires_grad_()
+    for f in (torch.nn.functional.hardshrink, torch.nn.functional.softshrink):
+        ours, eager = (torch.autograd.grad(y, given, x)[0] for y in (
+            compiled(lambda x, f=f: f(x, 0.3), precision)(given), f(given, 0.3)))
+        assert torch.equal(ours, eager)
+
+
+def test_a_squared_error_in_f16_rounds_each_step() -> None:
+    x, y = torch.randn(2, 999).half().unbind()
+    given, loss = x.clone().requires_grad_(), torch.nn.functional.mse_loss
+    ours, eager = (torch.autograd.grad(f(given, y).mul(3), given)[0]
+                   for f in (compiled(loss, "eager"), loss))
+    assert torch.equal(ours, eager)
+
+
 def test_addcdiv_is_what_dynamo_writes_it_out_as() -> None:
     x, a, b = torch.randn(3, 999).unbind()
     for value, traced in ((1, torch.addcdiv(x, a, b)), (3.14, x + a / b * 3.14)):

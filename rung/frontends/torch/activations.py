@@ -125,8 +125,11 @@ def hardswish_backward(grad: Term, x: Term) -> Term:
     return where(x <= -3, 0, where(x >= 3, grad, grad * (x / 3 + 0.5)))
 
 
-def outside(x: Term, limit: Number) -> Term:
-    return (x < -limit) | (x > limit)
+def outside(x: Term, limit: Term | Number) -> Term:
+    """Whether x is not within the limits, as its type holds them."""
+    kind = x.e.dtype
+    near = limit.rounded(kind) if isinstance(limit, Term) else x.e.literal(limit, kind)
+    return (x < -near) | (x > near)
 
 
 def softshrink(x: Term, limit: Number) -> Term:
@@ -180,7 +183,7 @@ FORMULAS: dict[str, Callable[..., Term]] = {
     "hardsigmoid_backward(Tensor grad_output, Tensor self) -> Tensor":
         lambda grad, x: where((x > -3) & (x < 3), grad * SIXTH, 0),
     "hardshrink(Tensor self, Scalar lambd=0.5) -> Tensor":
-        lambda x, limit: where((x >= -limit) & (x <= limit), 0, x),
+        lambda x, limit: where(outside(x, limit) | isnan(x), x, 0),
     "hardshrink_backward(Tensor grad_out, Tensor self, Scalar lambd) -> Tensor":
         lambda grad, x, limit: where(outside(x, limit), grad, 0),
     "softshrink(Tensor self, Scalar lambd=0.5) -> Tensor": softshrink,

@@ -84,13 +84,13 @@ class Emit:
                                      for a in args)))
 
     def literal(self, x: Number, dtype: DType) -> Number:
-        """A Python number as a literal of `dtype`; Unsupported where it does not fit."""
+        """A Python number as `dtype` holds it; Unsupported where it does not fit."""
         if dtype is BOOL:
             return bool(x)
         if dtype.is_float:
             if math.isfinite(x) and abs(x) > torch.finfo(DTYPES[dtype]).max:
                 raise Unsupported(f"{x} as {dtype}")  # many of torch's kernels raise
-            return float(x)
+            return float(cast(np.asarray(float(x)), F64, dtype)) if dtype in HALVES else float(x)
         if not math.isfinite(x) or int(x) != x or not _fits(x, dtype):
             raise Unsupported(f"{x} as {dtype}")
         return int(x) % 256 if dtype is U8 else int(x)
@@ -115,8 +115,7 @@ class Emit:
         if dtype is wide or (exact and scalar):
             return self.value(x, wide)
         if isinstance(x, bool | int | float):
-            given = float(self.literal(x, dtype))
-            return self.value(float(cast(np.asarray(given), F64, dtype)), wide)
+            return self.value(self.literal(x, dtype), wide)
         return self.value(self.rounded(self.value(x, wide), dtype), wide)
 
     def rounded(self, x: Value, dtype: DType) -> Value:

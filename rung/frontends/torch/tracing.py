@@ -22,8 +22,8 @@ WRITTEN_OUT = [
     aten.select_backward, aten.slice_backward]
 """Operators that torch may write out in terms of others: those whose parts are all in the table."""
 
-OF_FLOATS = [aten.glu, aten.mse_loss, aten.mse_loss_backward]
-"""More of these, whose kernels take real floats alone."""
+OF_FLOATS = {aten.glu: None, aten.mse_loss: None, aten.mse_loss_backward: torch.float16}
+"""More of these, whose kernels take real floats alone; one rounds each of its steps in f16."""
 
 KEPT = [aten.hardshrink, aten.softshrink, aten.multi_margin_loss,
         aten.multilabel_margin_loss_forward]
@@ -77,9 +77,10 @@ def max_pool1d(x: torch.Tensor, *how: object) -> torch.Tensor:
     return made
 
 
-def of_floats(write: compat.Function) -> compat.Function:
-    """`write` where the first tensor is of real floats."""
-    return lambda x, *rest: write(x, *rest) if x.is_floating_point() else NotImplemented
+def of_floats(write: compat.Function, besides: torch.dtype | None = None) -> compat.Function:
+    """`write` where the first tensor is of real floats that are not `besides`."""
+    return lambda x, *rest: (write(x, *rest) if x.is_floating_point() and x.dtype is not besides
+                             else NotImplemented)
 
 
 def glu_backward(grad: torch.Tensor, x: torch.Tensor, dim: int) -> object:
@@ -138,7 +139,8 @@ def channel_shuffle(x: torch.Tensor, groups: int) -> torch.Tensor:
 SHUFFLED = compat.get_decompositions([aten.channel_shuffle])[aten.channel_shuffle.default]
 DECOMPOSITIONS: dict[OperatorBase, compat.Function] = {
     **compat.get_decompositions(WRITTEN_OUT),
-    **{op: of_floats(f) for op, f in compat.get_decompositions(OF_FLOATS).items()},
+    **{op: of_floats(f, besides) for packet, besides in OF_FLOATS.items()
+       for op, f in compat.get_decompositions([packet]).items()},
     aten.channel_shuffle.default: channel_shuffle, aten.glu_backward.default: glu_backward,
     aten.native_dropout.default: native_dropout,
     aten.native_dropout_backward.default: native_dropout_backward}
