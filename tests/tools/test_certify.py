@@ -8,6 +8,7 @@ import pytest
 import torch
 from planted import plant
 
+from rung.core.errors import RungError
 from rung.tools import certify
 from rung.tools.given import UsageError
 
@@ -22,6 +23,39 @@ def build(batch=4):
 def model(batch=4):
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(5, 7), nn.LayerNorm(7), nn.GELU()), (torch.randn(batch, 5),)
+
+class Counts(nn.Module):
+    """Its results depend on its state, and it refuses batches of 1 as eager does."""
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+        self.norm = nn.BatchNorm1d(5)
+
+    def forward(self, x):
+        self.calls += 1
+        return self.norm(x) * self.calls
+
+def counts(batch=4):
+    return Counts(), (torch.randn(batch, 5),)
+
+def jumps(batch=4):
+    """Sums in another order are as good: the first is above 0 in some of them."""
+    x = torch.linspace(0.1, 3, 99)
+    limit = x.sum()
+    return (lambda x, limit: (x.sum() + (1e-5 if torch.compiler.is_compiling() else 0) > limit)
+            .float() * x), (x, limit)
+
+class Forgets(Counts):
+    def forward(self, x):
+        if not torch.compiler.is_compiling():
+            self.calls += 1
+        return x + 1
+
+def forgets(batch=4):
+    return Forgets(), (torch.randn(batch, 5),)
+
+def untouched(batch=4):
+    return (lambda n: n + 1), (batch,)
 
 def reaches(batch=4):
     return (lambda x: x[1] + 1), (torch.randn(batch),)
@@ -55,6 +89,27 @@ def test_gradients_of_a_model(path: str, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_errors_are_eagers(path: str) -> None:
     text, fine = certify.certify(f"{path}:reaches", ["batch=0..2"], "cpu.base")
     assert fine, text
+
+
+def test_state_of_a_module_is_compared_and_its_own(path: str) -> None:
+    text, fine = certify.certify(f"{path}:counts", ["batch=1..3"], "cpu.base")
+    assert fine, text
+    text, fine = certify.certify(f"{path}:forgets", ["batch=2..2"], "cpu.base")
+    assert not fine and "result 2 is 1 off" in text
+
+
+def test_what_jumps_within_a_rounding_is_right(path: str) -> None:
+    text, fine = certify.certify(f"{path}:jumps", ["batch=2..2"], "cpu.base")
+    assert fine, text
+
+
+def test_what_rung_does_not_compile_is_told(path: str) -> None:
+    text, _ = certify.certify(f"{path}:untouched", ["batch=2..2"], "cpu.base")
+    assert "nothing was compiled: Dynamo leaves this to eager" in text
+    with pytest.raises(RungError, match="no target is called 'other'"):
+        certify.certify(f"{path}:build", [], "other")
+    with pytest.raises(UsageError, match="one range for each name"):
+        certify.certify(f"{path}:build", ["batch=0..1", "batch=3..4"])
 
 
 def test_a_wrong_function_names_sizes_and_strides(path: str,
