@@ -6,6 +6,7 @@ own kernels are looked at with the libraries left out, as prices may hand a matm
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -155,3 +156,15 @@ def test_relu_is_computed_in_the_product_and_is_its_own_mask() -> None:
         y = torch.compile(fn, backend="rung", options={"strict": True})(*args)
     of_its_size = [x for x in saved if x.shape == y.shape]
     assert [x.data_ptr() for x in of_its_size] == [y.data_ptr()]
+
+
+def test_reshapes_after_each_other_are_no_endless_index() -> None:
+    """Each one divides the index of the one before: 40 in one kernel took minutes to simplify."""
+    def turned(x: torch.Tensor) -> torch.Tensor:
+        for n in range(40):
+            x = x.reshape(-1, (2, 3, 4)[n % 3]).t().contiguous() + 1
+        return x
+    x = torch.arange(720.0)
+    start = time.process_time()
+    torch.testing.assert_close(torch.compile(turned, backend="rung")(x), turned(x))
+    assert time.process_time() - start < 40

@@ -28,6 +28,7 @@ from rung.core.types import axes_of
 from rung.loop.emit import Declined
 from rung.loop.graph import Graph, Memo, called
 from rung.loop.ir import Contract, Fold, Load, Scan, Store, extents_of, op_axes
+from rung.loop.normalize import divisions, expressions
 from rung.loop.splice import Piece, splice
 from rung.program.ir import Module
 
@@ -35,6 +36,7 @@ Reason: TypeAlias = str
 Price = Callable[[Func], float]  # seconds of a kernel
 MAX_AXES, MAX_CONTRACTIONS, MAX_READERS = 7, 2, 3
 MAX_OPS = 128  # of a kernel: a longer one saves little traffic, and growing it takes square time
+MAX_DIVISIONS = 16  # of an index: simplifying a longer one takes exponential time
 TOO_LONG = f"more than {MAX_OPS} ops"
 SOFTMAX = ("max", "softmax", "attend")
 
@@ -67,6 +69,8 @@ def can_be(fused: Func) -> Reason | None:
         return TOO_LONG
     if len(extents_of(fused)) > MAX_AXES:
         return f"more than {MAX_AXES} axes"
+    if any(len(list(divisions(e))) > MAX_DIVISIONS for e in expressions(fused.body.ops)):
+        return f"an index of more than {MAX_DIVISIONS} divisions"
     scans = [op for op in fused.body.ops if isinstance(op, Scan)]
     if len({op.axis for op in scans}) > 1:
         return "scans along two axes"

@@ -41,7 +41,7 @@ def _wanted_split(func: Func) -> tuple[str, Expr] | None:
     extents = extents_of(func)
     folded = {op.axis for op in func.body.ops if isinstance(op, Fold | Contract | Scan)}
     for e in expressions(func.body.ops):
-        for atom in _divisions(e):
+        for atom in divisions(e):
             for coef, mono in atom.num.terms:
                 name = mono[0].name if len(mono) == 1 and isinstance(mono[0], Sym) else ""
                 if name not in extents or name in folded or coef < 0 or (
@@ -98,12 +98,12 @@ def expressions(ops: Iterable[Op]) -> Iterator[Expr]:
                 yield op.expr
 
 
-def _divisions(e: Expr) -> Iterator[FloorDiv | Mod]:
+def divisions(e: Expr) -> Iterator[FloorDiv | Mod]:
     """The `//` and `%` in an expression, innermost first."""
     for _, mono in e.terms:
         for atom in mono:
             if isinstance(atom, FloorDiv | Mod):
-                yield from _divisions(atom.num)
+                yield from divisions(atom.num)
                 yield atom
 
 
@@ -157,10 +157,10 @@ def _joined(pair: list[Sub], sizes: list[Expr], bounds: Bounds) -> Expr | None:
     """Two subscripts as one without division; None when there was none, or one remains."""
     if len(pair) < 2 or not (isinstance(pair[0], Expr) and isinstance(pair[1], Expr)):
         return None
-    if not any(_divisions(pair[0])) and not any(_divisions(pair[1])):
+    if not any(divisions(pair[0])) and not any(divisions(pair[1])):
         return None
     e = (pair[0] * sizes[1] + pair[1]).simplify(bounds)
-    return None if any(_divisions(e)) else e
+    return None if any(divisions(e)) else e
 
 
 def _redeclared(func: Func, buffers: dict[Value, Value],
