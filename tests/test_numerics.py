@@ -341,6 +341,15 @@ def test_what_is_correctly_rounded() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_eager_gives_eagers_bits_of_powers(dtype: torch.dtype) -> None:
+    def fn(x: torch.Tensor) -> list[torch.Tensor]:
+        return [x ** n for n in (-2, -1, 2, 3, 0.5, 1.5)]
+
+    x = torch.rand(999).to(dtype) + 0.1
+    assert all(map(torch.equal, compiled(fn, "eager")(x), fn(x)))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("precision", loop_rules.ROUNDINGS)
 def test_numbers_are_rounded_to_the_type_that_holds_them(precision: str, dtype: torch.dtype
                                                          ) -> None:

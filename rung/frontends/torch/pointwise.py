@@ -8,7 +8,7 @@ from rung.core.errors import Unsupported
 from rung.core.expr import Expr
 from rung.core.op import Value
 from rung.core.ops import Cast
-from rung.core.types import BOOL, F16, dtype_of
+from rung.core.types import BF16, BOOL, F16, F32, dtype_of
 from rung.frontends.torch.calls import is_number
 from rung.frontends.torch.emit import Emit, Number, Operand, promote
 from rung.frontends.torch.formulas import (
@@ -173,8 +173,8 @@ def divide(e: Emit, x: Operand, y: Operand, mode: str | None) -> Value:
 
 
 def power(e: Emit, x: Operand, exponent: Operand) -> Value:
-    """The exponents for which torch has kernels of their own, the roots not of f16; a cube of bf16
-    rounds twice."""
+    """The exponents for which torch has kernels of their own, the roots not of f16; a square
+    of bf16 in another power is rounded."""
     if e.dtype is BOOL or (isinstance(exponent, Value) and is_number(exponent)):
         raise Unsupported("a power of bools, or to an exponent that is not known")
     if not e.dtype.is_float and not isinstance(exponent, Value) and (
@@ -190,13 +190,13 @@ def power(e: Emit, x: Operand, exponent: Operand) -> Value:
             out = a
         case 2.0:
             out = e.map("mul", a, a)
-        case 3.0:
-            square = e.value(e.rounded(e.map("mul", a, a), e.dtype), dtype_of(a.type))
-            out = e.map("mul", square, a)
+        case 3.0 | -2.0 as n:
+            square = e.map("mul", a, a)
+            if e.dtype is BF16:
+                square = e.value(e.rounded(square, BF16), F32)
+            out = e.map("mul", square, a) if n > 0 else e.map("reciprocal", square)
         case 0.5 | -0.5 | -1.0 as n if e.dtype is not F16:
             out = e.map({0.5: "sqrt", -0.5: "rsqrt", -1.0: "reciprocal"}[n], a)
-        case -2.0:
-            out = e.map("reciprocal", e.map("mul", a, a))
         case n:
             out = e.map("pow", a, e.operand(n, e.dtype))
     return e.finish(out)
