@@ -311,6 +311,29 @@ def test_eager_gives_eagers_bits_and_default_rounds_once(seed: int) -> None:
         assert torch.equal(compiled(fn)(*args).nan_to_num(), want.nan_to_num()), text
 
 
+LEAVING: dict[str, Callable[..., torch.Tensor]] = {
+    "a conversion": lambda a, b, c: (a + b).float(),
+    "a conversion and back": lambda a, b, c: (a + b).float().bfloat16().float(),
+    "a view": lambda a, b, c: (a + b).t().float() * 2,
+    "a promotion": lambda a, b, c: (a * b) + c,
+    "a promotion in place": lambda a, b, c: c.clone().add_(a * b),
+    "a number": lambda a, b, c: (a[0, 0] * b[0, 0]) * c,
+    "a choice": lambda a, b, c: torch.where(c > 0, a * b, c),
+    "a copy": lambda a, b, c: c.clone().copy_(a * b),
+    "a concatenation": lambda a, b, c: torch.cat([a * b, c]),
+    "a comparison": lambda a, b, c: (a * b) < c,
+    "f64": lambda a, b, c: (a * b).double(),
+}
+
+
+@pytest.mark.parametrize("name", LEAVING)
+def test_what_leaves_bf16_has_its_bits(name: str) -> None:
+    torch.manual_seed(0)
+    a, b = torch.randn(2, 9, 33).bfloat16()
+    args = a, b, (a * b).float() + torch.randn(9, 33) * 1e-3
+    assert torch.equal(compiled(LEAVING[name])(*args), LEAVING[name](*args))
+
+
 @pytest.mark.parametrize("fn", [torch.rsqrt, torch.sqrt, torch.exp, torch.tanh])
 def test_eager_gives_eagers_bits_of_functions_that_round_more_than_once(fn: Any) -> None:
     """Of halves, eager rounds the root before it divides."""

@@ -107,12 +107,13 @@ def drop_rounding(s: _Sweep, op: Op) -> Value | None:
     return None
 
 
-# T(x) -> x if x is T,   wide(where(c, a, b)) -> where(c, wide(a), wide(b))
+# T(round_T(x)) -> T(x),   T(x) -> x if x is T,   wide(where(c, a, b)) -> where(c, wide(a), wide(b))
 def of_cast(s: _Sweep, op: Op) -> Value | None:
     if not isinstance(op, Cast) or op.implicit:
         return None
     if dtype_of(op.x.type) == op.dtype:
-        return op.x
+        inner = s.made.get(op.x)
+        return _cast(s, inner.x, op.dtype) if isinstance(inner, Cast) and inner.implicit else op.x
     match s.made.get(op.x):
         case Map("where", (c, a, b)) if op.dtype.bits > dtype_of(op.x.type).bits:
             both = [_cast(s, v, op.dtype) for v in (a, b)]

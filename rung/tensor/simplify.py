@@ -20,7 +20,7 @@ from rung.core.op import Builder, Func, Op, Value
 from rung.core.ops import Cast, Const, Map, Yield
 from rung.core.rewrite import dead_code, merge_equal, rewrite, substitute
 from rung.core.scalar import cast
-from rung.core.types import TensorType, dtype_of
+from rung.core.types import BF16, TensorType, dtype_of
 from rung.program.ir import Call, Composite, Write
 from rung.tensor.ir import Concat, Full, Index, Reduce
 
@@ -141,11 +141,12 @@ def index_of_full(s: _Sweep, op: Op) -> Op | None:
     return None
 
 
-# T(x) is x if x is T;   T(wide(x)) is x if x is T and wide holds all of T
+# T(x) is x if x is T, but bf16(x), which is there to keep a rounding;
+# T(wide(x)) is x if x is T and wide holds all of T
 def cast_back(s: _Sweep, op: Op) -> Value | None:
     assert isinstance(op, Cast)
     if dtype_of(op.x.type) == op.dtype:
-        return op.x
+        return None if op.dtype is BF16 else op.x
     inner = s.made.get(op.x)
     if isinstance(inner, Cast) and dtype_of(inner.x.type) == op.dtype:
         return inner.x if (op.dtype.name, inner.dtype.name) in _EXACT else None

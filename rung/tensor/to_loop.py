@@ -178,9 +178,10 @@ class _Maker:
 
     def through(self, value: Value, subs: Sequence[Sub], mask: Grid,
                 fill: float | int | bool) -> Value | None:
-        """The element, read through a widening cast or an index, which cost nothing here."""
+        """The element, read through an index or a cast that loses nothing: they are free here."""
         match self.made.get(value):
-            case Cast(x, dtype) if dtype_of(x.type).bits < dtype.bits and not (mask and fill != 0):
+            case Cast(x, dtype) if (dtype_of(x.type) == dtype or dtype_of(x.type).bits < dtype.bits
+                                    ) and not (mask and fill != 0):
                 return self.one(Cast(self.load(x, subs, mask), dtype))
             case Index() as op if not (op.mask and mask and repr(op.fill) != repr(fill)):
                 at = {a: s for a, s in zip(op.axes, subs, strict=True) if isinstance(s, Expr)}

@@ -50,6 +50,7 @@ RULES = [
     ("where(x[i] < 0.0, x[i], x[i])", "y[i] = x[i]"),
     ("f32(round_bf16(x[i] * 2.0))", "y[i] = x[i] * 2.0"),
     ("f32(bf16(x[i] * 2.0))", "y[i] = f32(bf16(x[i] * 2.0))"),
+    ("f32(bf16(round_bf16(x[i] * 2.0)))", "y[i] = f32(bf16(x[i] * 2.0))"),
     ("tan(f32(round_bf16(x[i] * 2.0)))", "y[i] = tan(f32(round_bf16(x[i] * 2.0)))"),
 ]
 

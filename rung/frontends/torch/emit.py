@@ -96,12 +96,17 @@ class Emit:
         return int(x) % 256 if dtype is U8 else int(x)
 
     def value(self, x: Operand, dtype: DType) -> Value:
-        """`x` converted to `dtype`."""
+        """`x` converted to `dtype`, where no setting drops eager's rounding: what leaves bf16 has
+        its bits."""
         if isinstance(x, Expr):
             x = self.op(IndexValue(x)) if x.const_value is None else x.const_value
         if isinstance(x, Value):
-            return x if dtype_of(x.type) == dtype else self.op(Cast(x, dtype))
+            kept = self.op(Cast(x, BF16)) if dtype_of(x.type) is BF16 is not dtype else x
+            return self.widened(kept, dtype)
         return self.op(Const(self.literal(x, dtype), dtype))
+
+    def widened(self, x: Value, dtype: DType) -> Value:
+        return x if dtype_of(x.type) == dtype else self.op(Cast(x, dtype))
 
     def operand(self, x: Operand, dtype: DType, exact: bool = False) -> Value:
         """`x` as torch reads an operand of an op on `dtype`: in that type, then upcast.
@@ -110,7 +115,7 @@ class Emit:
         """
         wide = compute_dtype(dtype)
         if isinstance(x, Value) and dtype_of(x.type) == dtype:
-            return self.value(x, wide)
+            return self.widened(x, wide)
         scalar = not isinstance(x, Value) or not shape_of(x)
         if dtype is wide or (exact and scalar):
             return self.value(x, wide)

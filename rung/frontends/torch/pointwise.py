@@ -7,7 +7,6 @@ from collections.abc import Callable
 from rung.core.errors import Unsupported
 from rung.core.expr import Expr
 from rung.core.op import Value
-from rung.core.ops import Cast
 from rung.core.types import BF16, BOOL, F16, F32, dtype_of
 from rung.frontends.torch.calls import is_number
 from rung.frontends.torch.emit import Emit, Number, Operand, promote
@@ -250,7 +249,7 @@ def convert(e: Emit, x: Value, dtype: object, *_: object) -> Value:
     """The user's cast: layout and memory format are restored where a result needs them."""
     if dtype is None or dtype_of(x.type) == e.dtype:
         return x
-    return e.op(Cast(x, e.dtype))
+    return e.value(x, e.dtype)
 
 
 def same(e: Emit, x: Value, *_: object) -> Value:
