@@ -333,4 +333,6 @@ def test_bench_writes_its_figures(rung, tmp_path: Path) -> None:
 def test_first_call_in_a_new_process(rung) -> None:
     code, out, _ = rung("bench", "first_call", "--against", "eager")
     assert code == 0
-    assert "first_call rung:" in out and "s of CPU" in out and "; warm " in out
+    for what in ("floor(x) + 1", "bert"):
+        assert f"first_call of {what} rung:" in out and f"first_call of {what} eager:" in out
+    assert "s of CPU" in out and "; warm " in out
