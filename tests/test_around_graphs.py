@@ -6,6 +6,8 @@ Marks are explained in `tests/test_behaviours.py`.
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 import threading
 from collections import OrderedDict, defaultdict, namedtuple
 from collections.abc import Callable
@@ -336,6 +338,26 @@ def test_calls_from_several_threads() -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+FIRST = """
+import threading, torch
+start, right = threading.Barrier(8), []
+def work(n):
+    start.wait()
+    x = torch.full((n + 2,), float(n))
+    right.append(torch.equal(torch.compile(lambda x: x * 2 + 1, backend="rung")(x), x * 2 + 1))
+threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+assert right == [True] * 8, right
+"""
+
+
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="Dynamo itself dies of it")
+def test_the_first_calls_of_a_process_may_be_in_several_threads() -> None:
+    """Each looks the backend up in torch's registry, which takes a name once."""
+    subprocess.run([sys.executable, "-c", FIRST], check=True, timeout=120)
 
 
 def test_tangents_of_forward_mode_pass() -> None:
