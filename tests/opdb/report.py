@@ -57,6 +57,11 @@ def tried(ways: str, dtypes: str, most: int) -> str:
     return f"{samples} of every entry; {ways}; {dtypes}".replace(",", ", ")
 
 
+def ranked(externs: Counter[str]) -> list[tuple[str, int]]:
+    """The most frequent ones first, in the order of their names where there are as many."""
+    return sorted(externs.items(), key=lambda row: (-row[1], row[0]))
+
+
 def page(found: Results, given: str) -> str:
     """The whole page, in Markdown; `given` says what was tried."""
     externs = Counter[str]()
@@ -64,7 +69,7 @@ def page(found: Results, given: str) -> str:
         externs.update({t for r in records for t in r.get("left", {})})
     rows = [f"| {name} | {state(rs)} | {total(rs, 'passed')} | {total(rs, 'torchs') or ''} | "
             f"{total(rs, 'failed') or ''} |" for name, rs in sorted(found.items())]
-    left = [f"| `{name}` | {n} |" for name, n in externs.most_common()]
+    left = [f"| `{name}` | {n} |" for name, n in ranked(externs)]
     return "\n".join([
         HEAD.format(given=given, torch=torch.__version__), summary(found) + ".", "",
         "| entry | | passed | torch | failed |",

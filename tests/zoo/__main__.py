@@ -19,6 +19,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import shards
 import transformers
+from opdb.report import ranked
 from zoo import models, trial
 
 HEAD = """# A zoo of architectures
@@ -80,7 +81,7 @@ def page(found: Mapping[str, Sequence[shards.Record]], limit: float) -> str:
         ways = (next((r for r in records if r["item"].endswith(way)), {}) for way in WAYS)
         rows.append(f"| {name} | {' | '.join(map(state, ways))} | {breaks or ''} | "
                     f"{len({t for r in records for t in r.get('left', ())}) or ''} |")
-    left = [f"| `{name}` | {n} |" for name, n in externs.most_common()]
+    left = [f"| `{name}` | {n} |" for name, n in ranked(externs)]
     return "\n".join([HEAD.format(limit=limit), summary(found) + ".", "",
                       "| architecture | forward | training | graph breaks | externs |",
                       "|---|---|---|---|---|", *rows, "", "## Calls left to ATen", "",
