@@ -197,6 +197,7 @@ def _wide(x: torch.Tensor) -> torch.Tensor:
     return x.double() if x.dtype in HALVES else x
 
 
+aten = torch.ops.aten
 HALVES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -225,14 +226,15 @@ class _Unwritten(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)
-        if str(n.target).removeprefix("aten.").partition(".")[0] in UNWRITTEN:
+        if getattr(n.target, "overloadpacket", None) in UNWRITTEN:
             whole = not (value.is_floating_point() or value.is_complex())
             value.fill_(torch.nan if not whole else value.dtype is torch.bool or
                         torch.iinfo(value.dtype).max)
         return value
 
 
-UNWRITTEN = ("empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided")
+UNWRITTEN = (aten.empty, aten.empty_strided, aten.empty_like, aten.new_empty,
+             aten.new_empty_strided)
 
 
 def nudged(module: fx.GraphModule, inputs: Results, seed: torch.Tensor) -> Args | None:

@@ -190,6 +190,12 @@ def test_random_numbers_in_float64_are_those_of_the_graph() -> None:
     torch.testing.assert_close(exact[0].float(), wanted[0])
 
 
+def test_an_argument_called_as_memory_that_nobody_wrote_is_read() -> None:
+    module = torch.fx.symbolic_trace(lambda empty: (empty + 1,))
+    found = verify.nudged(module, [torch.arange(3.0)], torch.get_rng_state())
+    assert found and torch.equal(found[0], torch.arange(3.0) + 1)
+
+
 def test_integers_are_compared_exactly() -> None:
     far, near, off = np.array([10 ** 6, 0]), np.array([1.0]), np.array([1, 0])
     assert check.difference([far, near], [far + off, near], 0.01)
