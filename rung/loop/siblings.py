@@ -46,7 +46,7 @@ def can_join(a: Piece, b: Piece) -> Reason | None:
         return "one updates what the other reads"
     if bool(_contractions(a.func)) != bool(_contractions(b.func)):
         return "only one of them is a contraction"
-    if len({*a.args, *b.args}) + len((*a.func.outs, *b.func.outs)) > MAX_BUFFERS:
+    if len({*a.args, *b.args}) + len(a.func.outs) + len(b.func.outs) > MAX_BUFFERS:
         return f"more than {MAX_BUFFERS} buffers"
     return None
 

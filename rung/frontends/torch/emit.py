@@ -106,6 +106,7 @@ class Emit:
         return self.op(Const(self.literal(x, dtype), dtype))
 
     def widened(self, x: Value, dtype: DType) -> Value:
+        """`x` as kernels compute with it: the default setting drops the rounding before."""
         return x if dtype_of(x.type) == dtype else self.op(Cast(x, dtype))
 
     def operand(self, x: Operand, dtype: DType, exact: bool = False) -> Value:
