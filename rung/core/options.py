@@ -15,6 +15,7 @@ MODES = {
     "default": "",
     "reduce-overhead": "a call already runs no Python between kernels that could be left out",
     "max-autotune": "mappings are chosen by price, and none is measured",
+    "max-autotune-no-cudagraphs": "mappings are chosen by price, and none is measured",
 }
 """Names of torch.compile's modes, and why one does the same as "default"."""
 

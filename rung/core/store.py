@@ -2,62 +2,83 @@
 
 An entry is a file beside its note, the hash of its name and content. It appears by rename and is
 read only where the note fits, so that what a killed process, a full disk or another hand left is
-an entry that is not there. The folder is the user's own and nobody else may enter it.
+an entry that is not there. The folder belongs to the user, or to root who filled it for others,
+and nobody else may write there. A cache that cannot be written to is still read; what is compiled
+then lies in a folder of this process.
 """
 
 from __future__ import annotations
 
+import atexit
+import errno
+import fcntl
 import logging
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from time import time
+from typing import NamedTuple
 
 from rung.core import trace
 from rung.core.config import Settings
 
 log = logging.getLogger("rung")
-PART = ".part"  # what a name ends in until its content is complete
+OWN, LOCK = "rung-process-", "lock"  # start of the names of one process's folders; a file in each
+UNLOCKABLE = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # of file systems without locks
+
+
+class Entry(NamedTuple):
+    """Where a whole entry lies, and its content."""
+
+    path: Path
+    content: bytes
 
 
 def folder(kind: str) -> Path:
-    """A folder of the cache, made with mode 0700; a fresh one for this process where it cannot be
-    made, or it or the cache is another user's, or others can write there."""
-    path = Settings.from_environment().cache_dir / kind
+    """Where entries of a kind are made: a folder of the cache, with mode 0700, or else the
+    process's own; OSError if there is no room for one."""
     try:
-        for step in (path.parent, path):
-            step.mkdir(mode=0o700, parents=True, exist_ok=True)
-            found = step.stat()
-            if found.st_uid != os.getuid() or found.st_mode & 0o022:
-                raise PermissionError(f"{step} is open to other users")
-        if os.access(path, os.W_OK):
-            _tidy(path)
-            return path
-        raise PermissionError(f"{path} cannot be written to")
+        path = trusted(kind)
+        if not os.access(path, os.W_OK):
+            raise PermissionError(f"{path} cannot be written to")
+        return path
     except OSError as error:
-        _warn(str(error))
+        warn(f"cannot be added to: {error}")
         return scratch()
 
 
-@cache
-def scratch() -> Path:
-    """A folder that lives as long as this process; OSError if there is no room for one."""
-    return Path(_kept().name)
+def trusted(kind: str) -> Path:
+    """A folder of the cache that nobody but the user and root can write to; OSError says why there
+    is none."""
+    path = Settings.from_environment().cache_dir / kind
+    for step in (path.parent, path):
+        step.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = step.stat()
+        if found.st_uid not in (0, os.getuid()):
+            raise PermissionError(f"{step} belongs to user {found.st_uid}")
+        if found.st_mode & 0o022:
+            raise PermissionError(f"others can write to {step} (mend it by chmod go-w {step})")
+    return path
 
 
-@cache
-def _kept() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="rung-", ignore_cleanup_errors=True)
+def warn(what: str) -> None:
+    """Tell what is wrong with the cache, in the log but once in a process."""
+    trace.emit("declined", "store", "cache", what)
+    if not _told:
+        log.warning("rung: the cache of compiled kernels %s. This process keeps its kernels in a "
+                    "temporary folder; set RUNG_CACHE_DIR to a folder of your own that can be "
+                    "written to and is not mounted noexec", what)
+    _told.add(what)
 
 
-@cache
-def _warn(reason: str) -> None:
-    trace.emit("declined", "store", "cache", reason)
-    log.warning("the cache is not used: %s", reason)
+_told: set[str] = set()
 
+
+# --- entries
 
 def note_of(path: Path) -> Path:
     return path.with_suffix(".sha256")
@@ -68,41 +89,113 @@ def mark(name: str, content: bytes) -> str:
     return sha256(name.encode() + b"\0" + content).hexdigest()
 
 
-def read(path: Path) -> bytes | None:
-    """The content of an entry; None if it is missing or not what was written."""
-    try:
-        content = path.read_bytes()
-        return content if note_of(path).read_text() == mark(path.name, content) else None
-    except (OSError, UnicodeDecodeError):
-        return None
+def find(kind: str, name: str) -> Entry | None:
+    """An entry of the cache or of this process; None if it is missing or not what was written."""
+    folders = [_scratch[os.getpid()]] if os.getpid() in _scratch else []
+    with suppress(OSError):
+        sweep(Path(tempfile.gettempdir()))
+    with suppress(OSError):
+        folders.append(trusted(kind))
+    for folder in folders:
+        with suppress(OSError, UnicodeDecodeError):
+            content = (folder / name).read_bytes()
+            if note_of(folder / name).read_text() == mark(name, content):
+                return Entry(folder / name, content)
+    return None
 
 
-def write(path: Path, content: bytes) -> Path:
-    """Make an entry; where it lies then, which is the process's own folder if the disk is full or
-    may not be written to. OSError if there is no room there either."""
+def write(kind: str, name: str, content: bytes) -> Entry:
+    """Make an entry, in the process's own folder if the disk is full or may not be written to;
+    OSError if there is no room there either."""
+    path = folder(kind)
     try:
-        return _write(path, content)
+        return _write(path / name, content)
     except OSError as error:
-        _warn(f"{path.parent}: {error.strerror or error}")
-        return _write(scratch() / path.name, content)
+        warn(f"cannot be added to: {path}: {error.strerror or error}")
+        return _write(scratch() / name, content)
 
 
-def _write(path: Path, content: bytes) -> Path:
-    with tempfile.TemporaryDirectory(dir=path.parent, suffix=PART) as work:
-        made, note = Path(work, path.name), Path(work, "note")
+def own(entry: Entry) -> Entry:
+    """A copy of an entry in the process's own folder."""
+    return _write(scratch() / entry.path.name, entry.content)
+
+
+def _write(path: Path, content: bytes) -> Entry:
+    with workplace(path.parent) as work:
+        made, note = work / path.name, work / "note"
         made.write_bytes(content)
         note.write_text(mark(path.name, content))
         os.replace(made, path)
         os.replace(note, note_of(path))
-    return path
+    return Entry(path, content)
+
+
+# --- folders of one process
+
+@contextmanager
+def workplace(where: Path | None = None) -> Iterator[Path]:
+    """A folder of this process in `where`, else in TMPDIR, that is removed at the end, or by the
+    next process if this one is killed."""
+    path, lock = _made(where)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+        os.close(lock)
+
+
+def scratch() -> Path:
+    """A folder that lives as long as this process; OSError if there is no room for one."""
+    process = os.getpid()
+    if process not in _scratch:
+        path, _ = _made(None)
+        _scratch[process] = path
+        atexit.register(_remove, path, process)
+    return _scratch[process]
+
+
+_scratch: dict[int, Path] = {}  # by process: a fork makes one of its own
+
+
+def _remove(path: Path, process: int) -> None:
+    if process == os.getpid():
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _made(where: Path | None) -> tuple[Path, int]:
+    """A new folder, and its lock, which is held until this process and its forks end."""
+    sweep(where or Path(tempfile.gettempdir()))
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=OWN, dir=where))
+        try:
+            return path, _locked(path, os.O_CREAT)
+        except (FileNotFoundError, BlockingIOError):
+            pass  # another process took it for what a killed one left
+        except OSError:
+            shutil.rmtree(path, ignore_errors=True)
+            raise
+
+
+def _locked(path: Path, create: int = 0) -> int:
+    """The open lock of a folder; BlockingIOError while a process lives that made the folder."""
+    lock = os.open(path / LOCK, os.O_RDWR | os.O_NOFOLLOW | create, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.stat(path / LOCK)
+    except OSError as error:
+        if not create or error.errno not in UNLOCKABLE:
+            os.close(lock)
+            raise
+    return lock
 
 
 @cache
-def _tidy(path: Path) -> None:
-    """Remove, once in a process, what killed ones left in a folder an hour ago or earlier."""
-    for part in path.glob(f"*{PART}"):
-        try:
-            if part.stat().st_mtime < time() - 3600:
-                shutil.rmtree(part)
-        except OSError as error:
-            trace.emit("declined", "store", str(part), str(error))
+def sweep(where: Path) -> None:
+    """Remove, once in a process, what killed processes of this user left in a folder."""
+    with suppress(OSError), os.scandir(where) as found:
+        for path in [Path(e.path) for e in found if e.name.startswith(OWN)]:
+            with suppress(OSError):
+                if path.lstat().st_uid == os.getuid():
+                    lock = _locked(path)
+                    shutil.rmtree(path, ignore_errors=True)
+                    os.close(lock)

@@ -20,6 +20,8 @@ from rung.runtime.host import Bound, Code
 from rung.runtime.tensors import Site
 from rung.targets.base import Signature
 
+KIND = "programs"  # the cache's folder
+
 
 @dataclass(frozen=True)
 class Saved:
@@ -53,18 +55,18 @@ def save(key: str, func: Func, code: Code, library: str, kernels: Mapping[str, s
              if r.name in asked}
     text = json.dumps(asdict(Saved(code, library, dict(kernels), nodes)), indent=1)
     try:
-        store.write(_path(key), text.encode())
+        store.write(KIND, f"{key}.json", text.encode())
     except OSError as error:
         trace.emit("declined", "saved", key, str(error))
 
 
 def load(key: str) -> Saved | None:
     """What was compiled for the program of this key; None if there is nothing, or not all."""
-    content = store.read(_path(key))
-    trace.emit("fired" if content else "declined", "saved", key)
-    if content is None:
+    entry = store.find(KIND, f"{key}.json")
+    trace.emit("fired" if entry else "declined", "saved", key)
+    if entry is None:
         return None
-    found: dict[str, Any] = json.loads(content)
+    found: dict[str, Any] = json.loads(entry.content)
     code = found.pop("code")
     stretches = {name: _bound(x) for name, x in code.pop("stretches").items()}
     names = {name: (kind, what) for name, (kind, what) in code.pop("names").items()}
@@ -81,7 +83,3 @@ def lines_for(nodes: Mapping[str, int], func: Func, lines: Mapping[str, str]) ->
     """The user's lines by the names that a program of the same structure had."""
     ops: Sequence[Any] = func.body.ops
     return {name: lines.get(ops[n].results[0].name, "") for name, n in nodes.items()}
-
-
-def _path(key: str) -> Path:
-    return store.folder("programs") / f"{key}.json"

@@ -14,6 +14,7 @@ from importlib.metadata import entry_points
 
 import torch
 
+from rung.core import store
 from rung.core.config import Settings
 from rung.core.errors import RungError
 from rung.frontends.torch.compat import SUPPORTED
@@ -117,23 +118,26 @@ def _target() -> Finding:
 
 
 def _cache() -> Finding:
-    asked = Settings.from_environment().cache_dir / "cpu"
-    if asked.is_dir() and (asked.stat().st_uid != os.getuid() or asked.stat().st_mode & 0o022):
-        return Finding("cache", f"{asked} has mode {stat.S_IMODE(asked.stat().st_mode):04o}: "
-                       "others can put code there", f"chmod 700 {asked}")
-    path = build.folder()
-    if path != asked:
-        return Finding("cache", f"{asked} cannot be used, so kernels are built anew in each "
-                       "process", f"make it a folder of your own that you can write to: mkdir -p "
-                       f"{asked}, or set RUNG_CACHE_DIR")
-    mode = stat.S_IMODE(path.stat().st_mode)
+    try:
+        path = store.trusted(build.KIND)
+    except OSError as error:
+        return Finding("cache", f"it is not used: {error}", "set RUNG_CACHE_DIR to a folder of "
+                       "your own; until then kernels are built anew in each process")
     entries = [e for e in os.scandir(path) if e.name.endswith(".so")]
     size = sum(e.stat().st_size for e in entries)
-    free = os.statvfs(path).f_bavail * os.statvfs(path).f_frsize
+    disk, mode = os.statvfs(path), stat.S_IMODE(path.stat().st_mode)
+    free = disk.f_bavail * disk.f_frsize
+    if disk.f_flag & os.ST_NOEXEC:
+        return Finding("cache", f"{path} is mounted noexec", "set RUNG_CACHE_DIR to a folder that "
+                       "is not; until then each process copies its kernels to TMPDIR")
+    title = f"{path}, mode {mode:04o}: {len(entries)} libraries, {size >> 10} KiB"
+    if not os.access(path, os.W_OK):
+        return Finding("cache", f"{title}, read-only: kernels that it lacks are built in each "
+                       "process")
     if free < 64 << 20:
         return Finding("cache", f"{free >> 20} MiB are left for {path}", "make room, or set "
                        "RUNG_CACHE_DIR to a folder on another disk")
-    return Finding("cache", f"{path}, mode {mode:04o}: {len(entries)} libraries, {size >> 10} KiB")
+    return Finding("cache", title)
 
 
 def _kernel() -> Finding:

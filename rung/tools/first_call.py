@@ -12,10 +12,10 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from time import perf_counter
 from typing import Any
 
+from rung.core import store
 from rung.core.errors import RungError
 
 LIMIT = 300  # seconds after which the process is given up
@@ -28,7 +28,7 @@ class FirstCallError(RungError):
 def measure(backend: str, model: str = "") -> dict[str, float]:
     """`wall`, `cpu` and `import` seconds of a backend (rung, inductor or eager) with a cold cache,
     and `warm_wall`, `warm_cpu` in the next process."""
-    with tempfile.TemporaryDirectory(prefix="rung-first-") as cold:
+    with store.workplace() as cold:
         # one compile thread: Inductor's pool would outlive the call and hide its CPU time
         settings = [f"RUNG_CACHE_DIR={cold}/rung", f"TORCHINDUCTOR_CACHE_DIR={cold}/inductor",
                     "TORCHINDUCTOR_COMPILE_THREADS=1", "RUNG_FRESH=0"]

@@ -267,7 +267,7 @@ def _warn(off: str, graph: Graph, error: Exception | None, options: Options) -> 
         path = _saved(graph, off, options)
     except Exception as failed:
         path = f"none, {type(failed).__name__}: {failed}"
-    log.warning("verify: rung differs from eager in %s; %s; reproducer: %s; this graph runs in "
+    log.warning("rung: verify: it differs from eager in %s; %s; reproducer: %s; this graph runs in "
                 "eager from now on", off, where or "no single kernel is at fault", path)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from torch import Tensor, fx, nn
 from rung.core import origins
 from rung.core.errors import RungError, Unsupported
 from rung.core.op import Value
-from rung.core.options import Options
+from rung.core.options import MODES, Options
 from rung.frontends.torch import aten, backend, compat
 from rung.frontends.torch.emit import Emit
 from rung.program.ir import Check, Write
@@ -314,7 +315,7 @@ def test_what_is_unsupported_runs_as_it_is(strict: bool, pipeline: OraclePipelin
     with caplog.at_level(logging.WARNING, logger="rung"):
         check_close(run(*args), relu_mm(*args))
     assert [r.message for r in caplog.records if r.name == "rung"] == [
-        "a graph runs without rung: Unsupported: not today"]
+        "rung: a graph runs without rung: Unsupported: not today"]
 
 
 def test_what_aotautograd_refuses_runs_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
@@ -356,18 +357,24 @@ def test_options_are_checked(options: dict[str, Any], message: str) -> None:
         torch.compile(relu_mm, backend=backend.rung, options=options)(*relu_mm_inputs(3, F32))
 
 
-def test_modes_run_and_say_that_they_change_nothing(
-        pipeline: OraclePipeline, caplog: pytest.LogCaptureFixture) -> None:
+def test_torchs_modes_are_known() -> None:
+    (listed,) = re.findall(r"mode \(str\): Can be either (.*)", torch.compile.__doc__ or "")
+    assert set(re.findall(r'"([a-z-]+)"', listed)) == MODES.keys()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_modes_run_and_say_once_that_they_change_nothing(
+        mode: str, pipeline: OraclePipeline, caplog: pytest.LogCaptureFixture) -> None:
     backend.reset()
     x, y, z = relu_mm_inputs(3, F32)
     with caplog.at_level(logging.WARNING, logger="rung"), torch.no_grad():
         for _ in range(2):
             torch._dynamo.reset()
-            backend._warned.update(m for m in caplog.messages)
-            run = torch.compile(relu_mm, backend=backend.rung, mode="max-autotune")
+            backend._warned.update(m.removeprefix("rung: ") for m in caplog.messages)
+            run = torch.compile(relu_mm, backend=backend.rung, mode=mode)
             check_close(run(x, y, z), relu_mm(x, y, z))
-    assert caplog.messages == ["mode 'max-autotune' does what 'default' does: mappings are chosen "
-                               "by price, and none is measured"]
+    assert caplog.messages == [f"rung: mode {mode!r} does what 'default' does: {why}"
+                               for why in (MODES[mode],) if why]
 
 
 @pytest.mark.parametrize("enabled", [True, False])

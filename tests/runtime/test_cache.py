@@ -35,7 +35,8 @@ def cache(tmp_path: Path, settings: Callable[..., None], monkeypatch: pytest.Mon
     settings(cache_dir=tmp_path / "cache", fresh=False, cc="")
     monkeypatch.setattr(compat, "is_traced", lambda: False)
     torch._dynamo.reset()
-    store._warn.cache_clear()
+    store._told.clear()
+    monkeypatch.setattr(store, "_scratch", {})
     backend.reset()
     yield tmp_path / "cache"
     build._compiler.cache_clear()
@@ -46,7 +47,7 @@ def answer(number: int) -> int:
 
 
 def leftovers(cache: Path) -> list[Path]:
-    return list(cache.rglob(f"*{store.PART}"))
+    return list(cache.rglob(f"{store.OWN}*"))
 
 
 def double(x: torch.Tensor) -> torch.Tensor:
@@ -154,15 +155,6 @@ def test_a_folder_that_may_not_be_used(fault: str, cache: Path, monkeypatch: pyt
 
 def homeless(_: Path) -> Path:
     raise RuntimeError("Could not determine home directory.")
-
-
-def test_tidying_takes_old_parts_only(cache: Path) -> None:
-    old, new = (cache / f"{n}{store.PART}" for n in ("old", "new"))
-    for path in (old, new):
-        path.mkdir(parents=True)
-    os.utime(old, (0, 0))
-    store._tidy(cache)
-    assert not old.exists() and new.exists()
 
 
 class Doubled(Dataset[torch.Tensor]):

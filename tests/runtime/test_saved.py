@@ -113,7 +113,7 @@ def damaged(cache: Path, how: str) -> None:
         case "cut":
             path.write_bytes(content[:100])
         case "swapped":
-            other = store.write(path.with_name("other" + path.suffix), b"{}")
+            other = store.write(path.parent.name, f"other{path.suffix}", b"{}").path
             for a, b in ((other, path), (store.note_of(other), store.note_of(path))):
                 b.write_bytes(a.read_bytes())
         case _:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -41,8 +42,19 @@ def test_a_cache_that_others_can_write(settings: Callable[..., None], tmp_path: 
     folder.chmod(0o777)
     settings(cache_dir=tmp_path / "mine")
     finding = doctor._cache()
-    assert "others can put code there" in finding.found
-    assert finding.remedy == f"chmod 700 {folder}"
+    assert "others can write to" in finding.found and f"chmod go-w {folder}" in finding.found
+    assert "RUNG_CACHE_DIR" in finding.remedy
+
+
+def test_a_cache_that_is_read_only_or_noexec(settings: Callable[..., None], tmp_path: Path,
+                                             monkeypatch: pytest.MonkeyPatch) -> None:
+    settings(cache_dir=tmp_path)
+    real = os.statvfs(tmp_path)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert "read-only" in doctor._cache().found and not doctor._cache().remedy
+    noexec = os.statvfs_result((*real[:8], real.f_flag | os.ST_NOEXEC, real.f_namemax))
+    monkeypatch.setattr(os, "statvfs", lambda _: noexec)
+    assert "mounted noexec" in doctor._cache().found and "TMPDIR" in doctor._cache().remedy
 
 
 def test_a_cache_that_cannot_be_made(settings: Callable[..., None], tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def test_a_planted_bug(monkeypatch: pytest.MonkeyPatch, settings: Callable[..., 
         for _ in range(3):
             assert torch.equal(run(x, w), two_kernels(x, w))
     (message,) = [r.message for r in caplog.records if r.name == "rung"]
-    assert message.startswith("verify: rung differs from eager in result 0 by ")
+    assert message.startswith("rung: verify: it differs from eager in result 0 by ")
     line = two_kernels.__code__.co_firstlineno + 3
     assert re.search(rf"first in kernel \w+ \({re.escape(__file__)}:{line}\)", message)
     assert message.endswith("this graph runs in eager from now on")
@@ -128,7 +128,7 @@ def test_an_error(name: str, monkeypatch: pytest.MonkeyPatch, settings: Callable
             assert type(ours.error) is type(eager.error)
             assert eager.error or torch.equal(ours.results, eager.results)
     (message,) = [r.message for r in caplog.records if r.name == "rung"]
-    assert re.match(f"verify: rung differs from eager in what it raises: {told}; first in",
+    assert re.match(f"rung: verify: it differs from eager in what it raises: {told}; first in",
                     message)
     line = looked_up.__code__.co_firstlineno + 1
     assert f"{__file__}:{line}" in message and "index_select" in message

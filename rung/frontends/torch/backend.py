@@ -130,7 +130,7 @@ def declined(error: RungError, options: Options) -> None:
 def _warn_once(message: str) -> None:
     if message not in _warned:
         _warned.add(message)
-        log.warning("%s", message)
+        log.warning("rung: %s", message)
 
 
 def as_it_is(gm: fx.GraphModule) -> compat.Boxed:

@@ -6,6 +6,7 @@ keeps it, so that processes that build the same library at the same time do no h
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shlex
 import shutil
@@ -14,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
 from hashlib import sha256
 from importlib.util import find_spec
@@ -26,6 +28,8 @@ from rung.targets.cpu.machine import FLAGS
 
 COMMON = ("-std=gnu11", "-O2", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off",
           "-shared", "-fPIC", "-Wno-psabi", "-Wno-unknown-warning-option")
+KIND = "cpu"  # the cache's folder
+ROOM = 4 << 20  # bytes that compiling needs at least
 NO_COMPILER = """no C compiler was found: set RUNG_CC, or install one
   Debian and Ubuntu: apt-get install gcc
   without root:      pip install ziglang"""
@@ -49,24 +53,41 @@ def build_extension(source: str, headers: Path) -> Path:
 
 def _library(sources: Sequence[str], command: Sequence[str], libraries: Sequence[str]) -> Path:
     key = sha256("\0".join([*sources, *command, *libraries, version()]).encode()).hexdigest()
-    library = folder() / f"{key}.so"
     if keep := Settings.from_environment().keep:
         keep.mkdir(parents=True, exist_ok=True)
         for n, source in enumerate(sources):
             (keep / f"{key[:16]}{f'_{n}' if n else ''}.c").write_text(source)
-    found = is_whole(library)
+    found = find(f"{key}.so")
     trace.emit("fired" if found else "declined", "cache", key)
-    return library if found else _compile(sources, command, libraries, library)
+    return found or _compile(sources, command, libraries, f"{key}.so")
 
 
-def is_whole(library: Path) -> bool:
-    """Whether a file of the cache is what its builder wrote."""
-    return store.read(library) is not None
+def find(library: str) -> Path | None:
+    """Where a library of this name can be loaded from; None if there is none that can be."""
+    entry = store.find(KIND, library)
+    return _loadable(entry)[0] if entry else None
 
 
-def folder() -> Path:
-    """The cache's folder, readable by this user alone; a fresh one if it cannot be used."""
-    return store.folder("cpu")
+def _loadable(entry: store.Entry) -> tuple[Path | None, str]:
+    """Where a library can be loaded from, which is a copy where its folder is mounted noexec; or
+    None, and why it cannot."""
+    if not (why := _unloadable(entry.path)):
+        return entry.path, ""
+    with suppress(OSError):
+        copy = store.own(entry)
+        if not _unloadable(copy.path):
+            store.warn(f"cannot be loaded from: {why}")
+            return copy.path, ""
+    return None, why
+
+
+def _unloadable(library: Path) -> str:
+    """Why a library cannot be loaded; "" if it can."""
+    try:
+        ctypes.CDLL(str(library))
+        return ""
+    except OSError as error:
+        return str(error)
 
 
 # --- the compiler
@@ -82,7 +103,8 @@ def _compiler(asked: str) -> tuple[str, ...]:
     if words and shutil.which(words[0]):
         return words
     if words:
-        raise TargetCompileError(f"the C compiler {asked!r} is not on the PATH", command=asked)
+        raise TargetCompileError(f"the C compiler {asked!r} is not on the PATH (RUNG_CC or CC "
+                                 "asks for it)", command=asked)
     for name in ("cc", "gcc", "clang"):
         if shutil.which(name):
             return (name,)
@@ -98,8 +120,10 @@ def version() -> str:
 
 @cache
 def _version(command: tuple[str, ...]) -> str:
-    run = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
-    return run.stdout
+    try:
+        return _run([*command, "--version"]).stdout
+    except OSError:  # what it is called to compile tells why
+        return ""
 
 
 def openmp() -> tuple[str, ...]:
@@ -123,41 +147,94 @@ def _loaded(name: str) -> str:
 
 
 def _compile(sources: Sequence[str], command: Sequence[str], libraries: Sequence[str],
-             library: Path) -> Path:
-    """Where the library lies after it was made, each source by a compiler of its own."""
+             name: str) -> Path:
+    """Where the library lies after it was made. Where none can be made here, the error is the same
+    for every source."""
     try:
-        with tempfile.TemporaryDirectory(prefix="rung-") as work:
-            made = Path(work, "library.so")
-            lines = []
-            for n, source in enumerate(sources):
-                Path(work, f"kernels{n}.c").write_text(source)
-                lines.append([*command, "-c", f"{work}/kernels{n}.c", "-o", f"{work}/kernels{n}.o"])
-            link = [*command, *(f"{work}/kernels{n}.o" for n in range(len(sources))), *libraries]
-            if len(sources) == 1:
-                lines, link = [], [*command, f"{work}/kernels0.c", *libraries]
-            with ThreadPoolExecutor(os.cpu_count()) as several:
-                for source, run in zip(sources, several.map(_run, lines), strict=False):
-                    _refuse(run, source, library)
-            _refuse(_run([*link, "-o", str(made)]), sources[0], library)
-            return store.write(library, made.read_bytes())
+        path, why = _loadable(store.write(KIND, name, _made(sources, command, libraries)))
+        if path:
+            return path
+        why = f"a compiled library cannot be loaded: {why}"
+    except _Refused as refused:
+        if not (why := _fault(tuple(command), tuple(libraries))):
+            raise refused.kept(name) from None
     except OSError as error:
-        raise TargetCompileError(f"no kernel could be compiled: {error}") from None
+        why = f"no kernel could be compiled: {error.strerror or error}"
+    raise TargetCompileError(_fault(tuple(command), tuple(libraries)) or why)
+
+
+def _made(sources: Sequence[str], command: Sequence[str], libraries: Sequence[str]) -> bytes:
+    """The library, each source compiled by a process of its own."""
+    with store.workplace() as work:
+        made, lines = work / "library.so", []
+        for n, source in enumerate(sources):
+            (work / f"kernels{n}.c").write_text(source)
+            lines.append([*command, "-c", f"{work}/kernels{n}.c", "-o", f"{work}/kernels{n}.o"])
+        link = [*command, *(f"{work}/kernels{n}.o" for n in range(len(sources))), *libraries]
+        if len(sources) == 1:
+            lines, link = [], [*command, f"{work}/kernels0.c", *libraries]
+        with ThreadPoolExecutor(os.cpu_count()) as several:
+            for source, run in zip(sources, several.map(_run, lines), strict=False):
+                if run.returncode:
+                    raise _Refused(run, source)
+        run = _run([*link, "-o", str(made)])
+        if run.returncode or not made.exists():
+            raise _Refused(run, sources[0])
+        return made.read_bytes()
 
 
 def _run(line: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(line, capture_output=True, text=True, check=False)
+    return subprocess.run(line, capture_output=True, text=True, errors="replace", check=False)
 
 
-def _refuse(run: subprocess.CompletedProcess[str], source: str, library: Path) -> None:
-    """The error of a source that the compiler refused; the source and the compiler's words stay in
-    the cache's folder."""
-    if not run.returncode:
-        return
-    kept, log = library.with_suffix(".c"), library.with_suffix(".log")
-    kept.write_text(source)
-    first = next((x for x in run.stderr.splitlines() if "error" in x),
-                 run.stderr.strip() or f"the C compiler ended with code {run.returncode}")
-    command = shlex.join(str(kept) if w.endswith(".c") else w for w in run.args)
-    log.write_text(f"{command}\n{run.stderr}")
-    raise TargetCompileError(f"{first}\n  source: {kept}\n  log: {log}\n  command: {command}",
-                             str(kept), run.stderr, command)
+class _Refused(Exception):
+    """The compiler made nothing of a source; the text is its first error."""
+
+    def __init__(self, run: subprocess.CompletedProcess[str], source: str):
+        super().__init__(next((x for x in run.stderr.splitlines() if "error" in x),
+                              run.stderr.strip() or f"it ended with code {run.returncode} and "
+                              "made no library"))
+        self.run, self.source = run, source
+
+    def kept(self, name: str) -> TargetCompileError:
+        """The error; the source and the compiler's words stay in the cache's folder."""
+        source = (store.folder(KIND) / name).with_suffix(".c")
+        log, words = source.with_suffix(".log"), self.run.stderr
+        command = shlex.join(str(source) if w.endswith(".c") else w for w in self.run.args)
+        with suppress(OSError):
+            source.write_text(self.source)
+            log.write_text(f"{command}\n{words}")
+        return TargetCompileError(f"{self}\n  source: {source}\n  log: {log}\n  command: {command}",
+                                  str(source), words, command)
+
+
+def _fault(command: tuple[str, ...], libraries: tuple[str, ...]) -> str:
+    """Why nothing at all can be compiled here, and what to do; "" if it can."""
+    try:
+        where = tempfile.gettempdir()
+        if shutil.disk_usage(where).free < ROOM:
+            return f"there is no room to compile in {where}: make some, or set TMPDIR"
+    except OSError as error:
+        return f"there is no folder to compile in: {error.strerror or error}; set TMPDIR"
+    return _probed(command, libraries, where)
+
+
+@cache
+def _probed(command: tuple[str, ...], libraries: tuple[str, ...], where: str) -> str:
+    """What is wrong with a compiler that makes no library of an empty source."""
+    try:
+        empty = store.own(store.Entry(Path("empty.so"), _made([""], command, libraries)))
+        if not (why := _unloadable(empty.path)):
+            return ""
+        if os.statvfs(where).f_flag & os.ST_NOEXEC:
+            return (f"compiled kernels cannot be loaded from {where}, which is mounted noexec, nor "
+                    "from the cache: set RUNG_CACHE_DIR or TMPDIR to a folder that is not")
+        why = f"its library cannot be loaded: {why}"
+    except _Refused as refused:
+        why = str(refused)
+    except OSError as error:
+        if error.filename != command[0]:
+            return f"nothing can be compiled in {where}: {error.strerror or error}; set TMPDIR"
+        why = f"it cannot be run: {error.strerror}"
+    return (f"the C compiler {shlex.join(compiler())!r} fails on an empty file: {why}; set RUNG_CC "
+            "to one that works, which `rung doctor` tells")

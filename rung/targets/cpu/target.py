@@ -17,7 +17,7 @@ from rung.core.op import Func
 from rung.core.types import Type
 from rung.targets.base import Launch, Signature, Stretch, Target, buffers_of, symbols_of
 from rung.targets.cpu import glue
-from rung.targets.cpu.build import build, command_for, folder, is_whole, version
+from rung.targets.cpu.build import build, command_for, find, version
 from rung.targets.cpu.emit import emit, emit_units
 from rung.targets.cpu.libraries import LIBRARIES, keeps_call, matmul
 from rung.targets.cpu.machine import ASLEEP, MACHINES, NEEDS, features, host
@@ -60,8 +60,8 @@ class Cpu(Target):
         return "\0".join([repr(self.machine), *command_for(self.name), version()])
 
     def reload(self, library: str, stretches: Sequence[str]) -> Mapping[str, Launch] | None:
-        path = folder() / library
-        return bound(path, (), stretches) if is_whole(path) else None
+        path = find(library)
+        return bound(path, (), stretches) if path else None
 
     def bind(self, signature: Signature, launch: Launch, slow: Launch, **rest: Any
              ) -> Launch:
