@@ -75,16 +75,32 @@ def compile_graphs(gm: fx.GraphModule, example_inputs: Sequence[Any], forward: C
         return untraced(with_memory(untraced(backward)(graph, inputs), graph))
 
     build: Any = aot_module_simplified
-    with with_kernels(kernels, metas), gradients_without_autocast(), unread_draws():
+    with with_kernels(kernels, metas), gradients_without_autocast(), unread_draws(), counted():
         whole = build(
             gm, example_inputs, fw_compiler=forward, bw_compiler=later,
             inference_compiler=infer, partition_fn=partition,
             decompositions=dict(decompositions), keep_inference_input_mutations=True)
+    context = TracingContext.try_get()
+    if context and context.fakify_first_call:  # the wrapper answers a first call without data
+        alone.clear()
     if alone and isinstance(gm, fx.GraphModule):
         return unboxed(alone[0])
     if any(map(is_plain_subclass, example_inputs)):
         whole = unwatched(whole)
     return alone[0] if alone else untraced(whole)  # flattened: of a list, as `whole` is then
+
+
+@contextmanager
+def counted() -> Iterator[None]:
+    """Counts a graph that AOTAutograd compiles: Dynamo's splitter for data-parallel training tells
+    it by that from one that runs as it is."""
+    counts = import_module("torch._dynamo.utils").counters["aot_autograd"]
+    try:
+        yield
+    except Exception:
+        counts["not_ok"] += 1
+        raise
+    counts.update(total=1, ok=1)
 
 
 def is_plain_subclass(x: object) -> bool:
