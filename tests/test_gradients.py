@@ -248,3 +248,23 @@ def test_zeros_that_have_no_memory(dynamic: bool | None) -> None:
         grads += [(grad, run(no_memory), run(x))]
     for want, got in zip(*grads, strict=True):
         same(got, want)
+
+
+@pytest.mark.parametrize("name", ["gather", "embedding"])
+def test_sparse_gradients(name: str) -> None:
+    """Of which library calls make what library calls read; they add up as in eager."""
+    def fn(x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        if name == "embedding":
+            return nn.functional.embedding(at, x, sparse=True).sin() + x[0]
+        return torch.gather(x, 1, at, sparse_grad=True).sin() * torch.gather(
+            x * 2, 1, at + 1, sparse_grad=True)
+    found = []
+    for run in (fn, rung(fn)):
+        x = torch.arange(12.0).reshape(3, 4).requires_grad_()
+        y = run(x, torch.tensor([[0, 2], [1, 1]]))
+        y.square().sum().backward()
+        assert x.grad is not None
+        found.append((x.grad.layout, y, x.grad.to_dense()))
+    assert found[0][0] is found[1][0]
+    for want, got in zip(found[0][1:], found[1][1:], strict=True):
+        same(got, want)

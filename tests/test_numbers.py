@@ -132,6 +132,29 @@ def _checked(x: torch.Tensor, k: torch.Tensor) -> Any:
     return x[:n] * 2, n
 
 
+def _routed(x: torch.Tensor, expert: torch.Tensor) -> list[torch.Tensor]:
+    return [x[expert == n].exp() * n for n in range(9)]
+
+
+@torch.library.custom_op("rungtest::padded", mutates_args=())
+def padded(x: torch.Tensor, step: torch.Tensor) -> list[torch.Tensor]:
+    rows = [torch.empty_strided(x.shape, (int(step), 1)).copy_(x) for _ in range(2)]
+    return [*rows, x.new_zeros(int(step))]
+
+
+@padded.register_fake
+def _(x: torch.Tensor, step: torch.Tensor) -> list[torch.Tensor]:
+    first, other = (torch.library.get_ctx().new_dynamic_size(min=8) for _ in range(2))
+    strided = [torch.empty_strided(x.shape, (n, 1)) for n in (first, other)]
+    return [*strided, x.new_empty(other)]
+
+
+def _far_apart(x: torch.Tensor, step: torch.Tensor) -> Any:
+    """Strides of which one is the size of a later result, and one is told by nothing else."""
+    rows, again, zeros = padded(x.sin(), step)
+    return rows * 2, again @ rows.t() + 1, zeros + rows.stride(0), x + again.stride(0)
+
+
 DATA: dict[str, tuple[Callable[..., Any], Calls]] = {
     "number": (lambda x, k: (x * k.item() + 1, k.item() * 2), [
         (torch.randn(4, 5), torch.tensor(k)) for k in (3, -2, 5)]),
@@ -143,6 +166,9 @@ DATA: dict[str, tuple[Callable[..., Any], Calls]] = {
     "count": (lambda x: x.sin() * (x > 0).nonzero().shape[0], sizes()),
     "counts": (lambda x, y: (x > 0).nonzero().shape[0] * y - (y > 0).nonzero().shape[0] * x.sin(), [
         (x, x.cos()) for (x,) in sizes()]),
+    "nine experts": (_routed, [
+        (torch.randn(12, 3), torch.randint(9, (12,))) for _ in range(2)]),
+    "strides": (_far_apart, [(torch.randn(4, 6), torch.tensor(k)) for k in (8, 11)]),
     "unique": (lambda x: torch.unique(x.round()).sin(), sizes()),
     "repeated": (lambda x, k: x.repeat_interleave(k, 0).sin(), [
         (torch.randn(4, 5), torch.tensor(k)) for k in ([1, 2, 0, 1], [0, 0, 0, 0])]),

@@ -101,6 +101,34 @@ def test_equal_kernels_keep_the_names_of_their_own_sizes() -> None:
     agrees(lambda x, y: (x.sin(), y.sum(1)), [x, y], dynamic=True)
 
 
+def _into(view: Callable[..., torch.Tensor]) -> Callable[..., Any]:
+    def fn(x: torch.Tensor, y: torch.Tensor, *sizes: int) -> Any:
+        v = view(x, *sizes)
+        v[:, 0] = 1.0
+        v[-1].mul_(3)
+        return v * 2, x + y
+    return fn
+
+
+SPLIT: dict[str, tuple[Callable[..., torch.Tensor], Calls]] = {
+    "two": (lambda x, b, h: x.view(b, h, 2), [(12, 2, 3), (40, 4, 5)]),
+    "three": (lambda x, a, b, c: x.view(a, b, c), [(24, 2, 3, 4), (60, 5, 3, 4)]),
+    "four": (lambda x, a, b, c: x.view(a, b, c, 2)[..., 1], [(48, 2, 3, 4), (120, 5, 3, 4)]),
+    "the rest": (lambda x, b, c: x.view(b, -1, c), [(24, 2, 3), (60, 5, 3)]),
+    "transposed": (lambda x, b, c: x.view(b, c).t(), [(24, 4, 6), (35, 5, 7)]),
+    "checked": (lambda x, b, c: [torch._check(b * c == x.shape[0]), x.view(b, c)][1],
+                [(24, 4, 6), (35, 5, 7)]),
+}
+
+
+@pytest.mark.parametrize("name", SPLIT)
+def test_writes_through_views_by_integers(name: str) -> None:
+    """Whose number of elements, b*(n//b), is the argument's n, by torch's guards."""
+    view, series = SPLIT[name]
+    first, *more = ([torch.randn(n), torch.randn(n), *sizes] for n, *sizes in series)
+    agrees(_into(view), first, more=more, dynamic=True)
+
+
 def test_a_mark_on_a_size_is_enough() -> None:
     xs = [torch.randn(n, 5, 24) for n in (3, 1, 0, 70)]
     for x in xs:

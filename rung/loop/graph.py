@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 from itertools import chain, pairwise
 
 from rung.core.op import Block, Effect, Func, Op, Value, expressions, walk
-from rung.core.types import INDEX, shape_of
+from rung.core.types import INDEX, TensorType
 from rung.loop.splice import Piece
 from rung.program.ir import Check, KernelCall, Module, Write
 
@@ -62,7 +62,9 @@ class Graph:
         """What a node reads, in nested blocks and by the name of a size too."""
         if isinstance(node, Piece):
             ops, read = list(walk(node.func.body)), node.args
-            shapes = [shape_of(v.type) for v in (*node.func.params, *node.func.outs)]
+            shapes = [(*v.type.shape, *(v.type.strides or ()))
+                      for v in (*node.func.params, *node.func.outs)
+                      if isinstance(v.type, TensorType)]
         else:
             ops, shapes = list(walk(Block((), (node,)))), []
             read = tuple(v for op in ops for v in op.operands())

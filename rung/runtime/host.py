@@ -155,11 +155,14 @@ class _Host:
                 self.fit(param)
 
     def sizes(self, value: Value) -> None:
-        """Read the sizes that are not known yet off a tensor."""
-        for dim, size in enumerate(shape_of(value.type)):
-            if size.is_symbol() and str(size) not in self.known:
-                self.known.add(str(size))
-                self.line(f"{size} = {self.name(value)}.shape[{dim}]")
+        """Read the sizes that are not known yet off a tensor, where it has them as sizes or
+        strides."""
+        strides = value.type.strides or () if isinstance(value.type, TensorType) else ()
+        for what, told in ("shape", shape_of(value.type)), ("stride()", strides):
+            for dim, size in enumerate(told):
+                if size.is_symbol() and str(size) not in self.known:
+                    self.known.add(str(size))
+                    self.line(f"{size} = {self.name(value)}.{what}[{dim}]")
 
     def fit(self, param: Value) -> None:
         """Bring an argument into the layout that its type declares, where it has another one.
@@ -417,9 +420,10 @@ class _Host:
         for result in op.results:
             self.own(result)
             self.sizes(result)
-            self.distrust(result)
             if isinstance(result.type, IndexType):
                 self.known.add(result.name)
+        for result in op.results:  # whose strides may be sizes of later ones
+            self.distrust(result)
 
     def argument(self, x: Any) -> str:
         """An argument of a call, in Python."""

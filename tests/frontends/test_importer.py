@@ -10,10 +10,12 @@ import sympy
 import torch
 from frontends.capture import check, traced
 from torch import Tensor, fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._sympy.functions import CleanDiv, FloorDiv, Mod, ModularIndexing, PythonMod
 
 from rung.core.errors import Unsupported
-from rung.core.op import Effect
+from rung.core.expr import is_size
+from rung.core.op import RESERVED, Effect
 from rung.frontends.torch.importer import import_graph, to_expr, type_of
 
 aten = torch.ops.aten
@@ -59,7 +61,8 @@ def test_layouts() -> None:
     assert str(type_of(torch.empty_strided((1, 3), (7, 1)))) == "f32[1,3]"
     assert str(type_of(ones(()).expand(2))) == "f32[2] strides [0]"
     assert [str(type_of(x)) for x in (3, 1.5, True)] == ["index", "f64", "bool"]
-    for odd in (ones(2, 2).to_sparse(), None):
+    assert str(type_of(ones(2, 3).to_sparse())) == "sparse_f32[2,3]"
+    for odd in (ones(2, 2).to_sparse_csr(), None):
         with pytest.raises(Unsupported):
             type_of(odd)
 
@@ -139,13 +142,27 @@ def test_other_mutations_are_effects() -> None:
 
 @pytest.mark.parametrize(("vals", "reason"), [
     ((torch.ones(2), torch.ones(2, device="meta")), "tensors on cpu and meta"),
-    ((torch.ones(2), torch.ones(2).to_sparse()), "a value of Tensor"),
+    ((torch.ones(2), torch.ones(2).to_sparse()), "an argument of layout torch.sparse_coo"),
+    ((torch.ones(2), torch.ones(2, 2).to_sparse_csr()), "a value of Tensor"),
     ((torch.ones(2), None), "a value of NoneType")])
 def test_refused_inputs(vals: tuple[Any, ...], reason: str) -> None:
     g, (x, _) = graph(*vals)
     g.output((x,))
     with pytest.raises(Unsupported, match=reason):
         import_graph(fx.GraphModule({}, g))
+
+
+def test_symbols_of_any_name_are_told_apart() -> None:
+    """Torch numbers its symbols: some are words here, and one may be a number that we gave."""
+    names = [f"{letter}{n}" for letter in "sui" for n in range(70)] + ["u10000", "f32", "view"]
+    env = ShapeEnv()
+    g, nodes = graph(*(env.create_symintnode(sympy.Symbol(name, positive=True, integer=True),
+                                             hint=5) for name in names))
+    g.output(tuple(nodes))
+    func = import_graph(fx.GraphModule({}, g)).func
+    check(func)
+    found = [p.name for p in func.params]
+    assert len({*found}) == len(names) and RESERVED.isdisjoint(found) and all(map(is_size, found))
 
 
 def test_refused_operands() -> None:

@@ -34,7 +34,7 @@ from torch.utils._pytree import tree_map
 from rung.core import origins
 from rung.core.errors import Unsupported
 from rung.core.expr import ONE, Expr, is_size, may_be_negative, sym
-from rung.core.op import Block, Func, Names, Op, Value
+from rung.core.op import RESERVED, Block, Func, Names, Op, Value
 from rung.core.origins import Origin
 from rung.core.types import BOOL, DTYPES, FLOAT, INDEX, DType, TensorType, Type, VecType, shape_of
 from rung.frontends.torch.compat import Sympy, is_signed, size_expr, with_effects
@@ -151,10 +151,14 @@ def type_of(val: Any, size_of: Callable[[int | torch.SymInt], Expr] = size_of) -
         return INDEX
     if isinstance(val, float | torch.SymFloat):
         return FLOAT
-    if not isinstance(val, torch.Tensor) or val.layout is not torch.strided or val.is_quantized:
+    sparse = isinstance(val, torch.Tensor) and val.layout is torch.sparse_coo
+    if not isinstance(val, torch.Tensor) or val.is_quantized or (
+            val.layout is not torch.strided and not sparse):
         raise Unsupported(f"a value of {type(val).__name__}")
     dtype = dtype_of(val.dtype, val.is_neg())
     shape = tuple(size_of(s) for s in val.shape)
+    if sparse:  # library calls alone make and read it
+        return TensorType(DType(f"sparse_{dtype}", "x", dtype.bits), shape)
     strides = tuple(size_of(s) for s in val.stride())
     plain = zip(shape, strides, contiguous_strides(shape), strict=True)
     if any(s.is_const(0) for s in shape) or all(s is ONE or a is b for s, a, b in plain):
@@ -190,7 +194,8 @@ class _Importer:
         self.constants: dict[str, tuple[Value, torch.Tensor | Applied]] = {}
         self.ops: list[Op] = []
         self.computes = False
-        self.fresh = count(10000)  # torch's own symbols have lower numbers
+        self.fresh = count(10000)
+        self.symbols: set[str] = set()  # names of sizes and numbers that are taken
         self.unread: set[str] = set()  # sizes that the result of a call tells
         self.devices: set[torch.device] = set()
         self.known: dict[Sympy, Expr] = {}  # what sympy's expressions are called here
@@ -228,6 +233,8 @@ class _Importer:
             return
         val: Any = node.meta.get("val")
         kind = self._type(val)
+        if isinstance(val, torch.Tensor) and val.layout is not torch.strided:
+            raise Unsupported(f"an argument of layout {val.layout}")
         role = "" if not isinstance(kind, TensorType) else (
             "mutated" if node in self.written else "input")
         if position in self.static and role == "input":
@@ -269,7 +276,7 @@ class _Importer:
             if not e.is_Symbol and target is None:
                 raise Unsupported(f"size {e}")
             signed = is_signed(x, e)
-            self.known[e] = sym(e.name) if e.is_Symbol and not signed else self._host(
+            self.known[e] = self._symbol(e.name) if e.is_Symbol and not signed else self._host(
                 target, args, signed)
             if self.computes and e.is_Symbol:
                 self.unread.add(str(self.known[e]))
@@ -286,15 +293,34 @@ class _Importer:
 
     def _host(self, target: str | None, args: Sequence[object], signed: bool = False) -> Expr:
         """A new symbol for an integer that the host computes, or is given."""
-        name = f"{'z' if signed else 'u'}{next(self.fresh)}"
+        symbol = self._symbol(f"{'z' if signed else 'u'}{next(self.fresh)}")
         if self.computes and target:
-            self._compute(Value(name, INDEX), target, args)
+            self._compute(Value(str(symbol), INDEX), target, args)
+        return symbol
+
+    def _symbol(self, name: str) -> Expr:
+        """A new symbol, called `name` unless that says something else here: torch's eighth size
+        that follows data is u8."""
+        while not is_size(name) or name in self.symbols | RESERVED:
+            name = f"u{next(self.fresh)}"
+        self.symbols.add(name)
         return sym(name)
 
     def _compute(self, value: Value, target: str, args: Sequence[object]) -> Value:
         given = tuple(("", a) for a in args)
         self.ops.append(program.Call(target, given, (value.type,), results=(value,)))
         return value
+
+    def _resized(self, value: Value, other: Value) -> Value:
+        """`value` with the sizes of `other`, which it has by torch's guards under other names: an
+        argument of n elements comes back from a view by b and n//b with b*(n//b)."""
+        given, shape = value.type, shape_of(other.type)
+        assert isinstance(given, TensorType)
+        if given.shape == shape or len(given.shape) != len(shape) or any(
+                a is ONE is not b for a, b in zip(given.shape, shape, strict=True)):
+            return value
+        made = self._value(value.name, TensorType(given.dtype, shape))
+        return self._compute(made, "aten.reshape.default", (value, shape))
 
     def _number(self, node: fx.Node) -> Value | Expr | float:
         """What a node makes of numbers: an expression, or a value that the host computes."""
@@ -317,7 +343,7 @@ class _Importer:
             self.env[node] = self._number(node)
         elif _writes_back(node):
             dst, src = (self._arg(x) for x in node.args[:2])
-            self._add(node, program.Write(dst, src), None)
+            self._add(node, program.Write(dst, self._resized(src, dst)), None)
             self.env[node] = dst  # the graph may return what it wrote
         elif isinstance(node.target, torch._ops.OpOverload):
             self._call(node, node.target, node.args, node.kwargs, val, effect_of(node))
@@ -365,10 +391,13 @@ class _Importer:
         for value in values:
             origins.record(value, [origin_of(node)])
             self.unread.discard(value.name)
-            for dim, size in enumerate(map(str, shape_of(value.type))):
-                if size in self.unread:
-                    self.unread.discard(size)
-                    self._compute(Value(size, INDEX), "aten.sym_size.int", (value, dim))
+        for value in values:
+            steps = value.type.strides or () if isinstance(value.type, TensorType) else ()
+            for what, told in ("size", shape_of(value.type)), ("stride", steps):
+                for dim, size in enumerate(map(str, told)):
+                    if size in self.unread:
+                        self.unread.discard(size)
+                        self._compute(Value(size, INDEX), f"aten.sym_{what}.int", (value, dim))
         found = (v if n is None else n for n, v in zip(sizes, values, strict=True))
         self.env[node] = _like(val, found)
 
