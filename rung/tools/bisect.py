@@ -1,13 +1,13 @@
 """`rung bisect`: the first pass that changes what a graph computes, on the arguments given.
 
 A graph goes down the ladder pass by pass. Every module runs on the NumPy oracles, on the graph's
-real inputs, and is compared with the module before it: bits where the pass is exact, roundings
-elsewhere. Around the passes stand torch's own results, above, and those of the compiled code below.
+real inputs, and is judged against torch's own results as `rung certify` judges: rounding is no
+fault. So are the results of the compiled code in the end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,10 +22,10 @@ from rung.pipeline import Context, Stages
 from rung.program.ir import Module
 from rung.runtime.tensors import cloned
 from rung.targets.base import target
-from rung.tools import check
+from rung.tools import check, judge
 from rung.tools.capture import Graph, capture
-from rung.tools.check import Arrays
 from rung.tools.given import SEED, Given, UserError
+from rung.tools.judge import Arrays
 from rung.tools.show import Request, context_of
 
 IMPORT, SOURCE = "program.import", "source"
@@ -47,7 +47,7 @@ def bisect(given: Given, request: Request) -> tuple[str, bool]:
     """The report, and whether no pass is wrong. UserError if nothing can be captured."""
     found = capture(given, request.train, inputs=True)
     if not found.graphs:
-        raise UserError(f"{given.label}: no graph was captured: there is no tensor operation")
+        raise UserError(f"{given.label}: {found.nothing}")
     lines, wrong = [], ""
     for n, graph in enumerate(found.graphs, 1):
         title = f"graph {n} of {len(found.graphs)}: {graph.kind}"
@@ -60,59 +60,49 @@ def bisect(given: Given, request: Request) -> tuple[str, bool]:
     return "\n".join(lines) + "\n", not wrong
 
 
-def first_wrong(graph: Graph, context: Context) -> Step | None:
-    """The first step of a graph that is wrong."""
-    return next((s for s in steps(graph, context) if s.change), None)
-
-
 def steps(graph: Graph, context: Context) -> Iterator[Step]:
     """What each pass did to the result, down to the first that is wrong."""
     if graph.imported is None:
         yield Step(IMPORT, note=f"runs as it is: {graph.refused}")
         return
-    module = Module((graph.imported.func,))
-    inputs = [*graph.inputs, *graph.imported.constants]
-    arrays = [to_numpy(x) for x in inputs]
-    old, rounded = by_torch(graph), check.tolerance(module)
+    module, verdict = Module((graph.imported.func,)), verdict_of(graph)
+    arrays = [to_numpy(x) for x in (*graph.inputs, *graph.imported.constants)]
     new = _by_oracles(module, arrays)
-    yield (last := _step(IMPORT, old, new, rounded))
+    yield (last := Step(IMPORT, verdict(new)))
     modules: dict[str, Module] = {}
     for p in pipeline.PASSES:
         if last.change:
             return
-        name, before, old = f"{p.rung}.{p.name}", module, new
+        name, before = f"{p.rung}.{p.name}", module
         try:
             module = modules[p.rung] = pipeline.run_pass(p, module, context)
             slow = p.rung == "kernel" and _is_slow(before, context)
-            new = old if slow or module is before else _by_oracles(module, arrays)
+            if not slow and module is not before:
+                new = _by_oracles(module, arrays)
         except (RungError, IndexError) as error:
             yield Step(name, f"it to {type(error).__name__}: {str(error).splitlines()[0]}")
             return
-        last = _step(name, old, new, 0.0 if p.kind == "exact" else rounded)
+        last = Step(name, verdict(new))
         yield Step(name, note="compared with the source, for its size") if slow else last
     if not last.change:
-        yield _step(SOURCE, new, compiled(graph, modules, context), rounded)
+        yield Step(SOURCE, verdict(compiled(graph, modules, context)))
 
 
-def _step(name: str, old: Arrays, new: Arrays, bound: float) -> Step:
-    found = check.difference(old, new, bound)
-    return Step(name, str(found) if found else "")
+def verdict_of(graph: Graph) -> Callable[[Arrays], str]:
+    """What says which of a graph's results, and arguments afterwards, is wrong, or ""."""
+    assert graph.imported is not None
+    wanted, bound = _outcome(graph, graph.module), judge.tolerance(Module((graph.imported.func,)))
+    seed = torch.Generator().manual_seed(SEED).get_state()
+    whole = judge.of_graph(graph.module, graph.inputs, seed)
+    reference = judge.Reference(lambda: _ordered(graph, whole.exact()),
+                                lambda: (_ordered(graph, x) for x in whole.near()))
+    return lambda found: str(next(judge.wrong(found, wanted, bound, reference), ""))
 
 
 def _is_slow(module: Module, context: Context) -> bool:
     """Whether Kernel IR takes too long as Python."""
     return sum(bound(k, context.machine, context.hints).ops + bound(
         k, context.machine, context.hints).flops for k in module.kernels) > pipeline.SLOW
-
-
-def by_torch(graph: Graph) -> list[Any]:
-    """Results and arguments afterwards, by the graph itself."""
-    assert graph.imported is not None
-    args = cloned(graph.inputs)
-    torch.manual_seed(SEED)
-    out = graph.module(*args)
-    tensors = [x for x in out if isinstance(x, torch.Tensor)]
-    return [to_numpy(x) for x in (*tensors, *args, *graph.imported.constants)]
 
 
 def _by_oracles(module: Module, arrays: Arrays) -> list[Any]:
@@ -127,6 +117,20 @@ def compiled(graph: Graph, modules: dict[str, Module], context: Context) -> list
     source = context.target.emit(pipeline.generated(modules["kernel"]))
     constants = graph.imported.constants
     run = pipeline.executable(Stages(modules, context.target, source), constants)
+    return _outcome(graph, lambda *args: run(list(args)))
+
+
+def _outcome(graph: Graph, run: Callable[..., Sequence[Any]]) -> list[Any]:
     args = cloned(graph.inputs)
     torch.manual_seed(SEED)
-    return [to_numpy(x) for x in (*run(list(args)), *args, *constants)]
+    return _ordered(graph, [*run(*args), *args]) or []
+
+
+def _ordered(graph: Graph, made: Sequence[Any] | None) -> list[Any] | None:
+    """Results that are tensors, arguments and constants, from all results and the arguments."""
+    if made is None:
+        return None
+    assert graph.imported is not None
+    outs = made[:len(made) - len(graph.inputs)]
+    tensors = [x for x in outs if isinstance(x, torch.Tensor)]
+    return [to_numpy(x) for x in (*tensors, *made[len(outs):], *graph.imported.constants)]

@@ -6,7 +6,7 @@ for `train`), on the graphs themselves, so this also works where a later rung wo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -16,11 +16,10 @@ from torch import fx
 
 from rung.core.errors import RungError
 from rung.frontends.torch import compat
-from rung.frontends.torch.backend import as_it_is
-from rung.frontends.torch.importer import TORCH, Imported, import_graph
-from rung.frontends.torch.tracing import compile_graphs
+from rung.frontends.torch.backend import as_it_is, traced
+from rung.frontends.torch.importer import FRAME, TORCH, Imported, import_graph
 from rung.runtime.tensors import cloned
-from rung.tools.given import SEED, Args, Given, UserError, inputs_of
+from rung.tools.given import SEED, Args, Given, UserError, failure, inputs_of
 
 
 @dataclass(frozen=True)
@@ -60,31 +59,49 @@ class Capture:
     recompiles: list[str] = field(default_factory=list)
     first: list[Graph] = field(default_factory=list)
 
+    @property
+    def nothing(self) -> str:
+        """Why there is no graph."""
+        why = self.breaks[0] if self.breaks else None
+        return "no graph was captured: " + (
+            f"{why.line}: {why.reason}" if why else "there is no tensor operation")
+
 
 def capture(given: Given, train: bool = False, inputs: bool = False) -> Capture:
     """Compile and run `given` once, and again with its other arguments, with copies of each
     graph's inputs where they are asked for; UserError if that fails."""
-    found = Capture()
+    found, stops = Capture(), list[Break]()
     torch._dynamo.reset()
     breaks = compat.break_reasons()
 
     def backend(gm: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
         forward, inference = (partial(_record, found, inputs, kind)
                               for kind in ("forward", "inference"))
-        return compile_graphs(gm, examples, forward, forward, inference)
+
+        def refused(error: RungError) -> None:
+            kind, why = "forward" if train else "inference", f"{type(error).__name__}: {error}"
+            found.graphs.append(Graph(kind, gm, None, why, {}))
+        try:
+            return traced(gm, examples, forward, forward, inference, refused)
+        except Exception as error:  # Dynamo breaks the graph, or leaves the function to eager
+            lines = [f"{path}:{line}" for path, line, _ in FRAME.findall(str(error))] or [""]
+            why = str(error).partition("\n")[0]
+            stops.append(Break(lines[-1], f"{type(error).__name__}: {why}"))
+            raise
 
     compiled, watch = compat.watched(given.function, backend, found.frames, found.recompiles)
     try:
         for args in (given.args, *given.again):
             known = len(breaks)
-            _run(compiled, args, train)
-            found.breaks.extend(b for b in map(_break, breaks[known:])
+            _run(compiled, args, given.kwargs, train)
+            found.breaks.extend(b for b in (*dict.fromkeys(stops), *map(_break, breaks[known:]))
                                 if args is given.args or b not in found.breaks)
+            stops.clear()
             found.first.extend(found.graphs if not found.first else ())
     except RungError:
         raise
     except Exception as error:
-        raise UserError(f"{given.label}: {type(error).__name__}: {error}") from error
+        raise failure(given.label, _in_eager(given, train) or error) from error
     finally:
         watch.remove()
     for frame in found.frames:
@@ -93,15 +110,25 @@ def capture(given: Given, train: bool = False, inputs: bool = False) -> Capture:
     return found
 
 
-def _run(compiled: Callable[..., Any], args: Args, train: bool) -> None:
+def _in_eager(given: Given, train: bool) -> Exception | None:
+    """What the function itself raises: it names the user's line, where Dynamo's error has many."""
+    try:
+        _run(given.function, given.args, given.kwargs, train)
+    except Exception as error:
+        return error
+    return None
+
+
+def _run(compiled: Callable[..., Any], args: Args, kwargs: Mapping[str, Any], train: bool
+         ) -> None:
     if not train:
         with torch.no_grad():
-            compiled(*args)
+            compiled(*args, **kwargs)
         return
-    for x in inputs_of(args):
+    for x in inputs_of((args, kwargs)):
         if x.is_floating_point() and x.is_leaf:
             x.requires_grad_()
-    outputs = [y for y in inputs_of((compiled(*args),)) if y.requires_grad]
+    outputs = [y for y in inputs_of((compiled(*args, **kwargs),)) if y.requires_grad]
     if not outputs:
         raise UserError("no result needs a gradient, so there is nothing to train")
     torch.manual_seed(SEED)
@@ -140,4 +167,8 @@ def _hints(gm: fx.GraphModule) -> dict[str, int]:
 def _break(reason: Any) -> Break:
     own = [f for f in reason.user_stack if not f.filename.startswith(TORCH)] or reason.user_stack
     line = f"{own[-1].filename}:{own[-1].lineno}" if own else ""
-    return Break(line, str(reason.reason).strip())
+    return Break(line, WORDS.get(str(reason.reason), str(reason.reason).strip()))
+
+
+WORDS = {"step_unsupported": "Dynamo could not go on with the graph that it had"}
+"""Names that Dynamo has for reasons, in words."""

@@ -11,26 +11,43 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from rung.frontends.torch import compat
 from rung.frontends.torch.backend import rung
 from rung.runtime import pool
 from rung.runtime.tensors import cloned
 from rung.targets.base import target
+from rung.tools import judge
 from rung.tools.given import Args, Function, Given, UsageError, built, inputs_of
+from rung.tools.judge import SEEDS
 from rung.tools.measure import alternate, median
-from rung.tools.verify import off_by_roundings
 
-SEEDS = 3
 MOST = 12  # sizes tried of one range, and failures told
-WORSE = 4.0  # times eager's own error against float64
-BOUNDS = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 2e-2}
+
+
+@dataclass(frozen=True)
+class Flat:
+    """The arguments of a call: what is in their lists and dicts, and how it is arranged."""
+
+    leaves: Args
+    spec: TreeSpec
+
+    def __call__(self, function: Function, leaves: Sequence[Any]) -> Any:
+        args, kwargs = tree_unflatten(leaves, self.spec)
+        return function(*args, **kwargs)
+
+
+def flat(given: Given) -> Flat:
+    leaves, spec = tree_flatten((given.args, dict(given.kwargs)))
+    return Flat(tuple(leaves), spec)
 
 
 @dataclass
@@ -73,13 +90,14 @@ def certify(text: str, dims: Sequence[str], machine: str = "cpu", train: bool = 
         torch._dynamo.reset()
 
 
-def _calls(text: str, ranges: Mapping[str, tuple[int, int]]) -> Iterator[tuple[str, Args, int]]:
+def _calls(text: str, ranges: Mapping[str, tuple[int, int]]) -> Iterator[tuple[str, Flat, int]]:
     """(name, arguments, seed) of every call to try."""
     for sizes in _sizes(ranges):
-        for name, args in _variants(built(text, sizes).args):
+        args = flat(built(text, sizes))
+        for name, leaves in _variants(args.leaves):
             for seed in range(SEEDS if name == "as given" else 1):
                 title = [*(f"{n}={size}" for n, size in sizes.items()), name, f"seed {seed}"]
-                yield ", ".join(title), args, seed
+                yield ", ".join(title), replace(args, leaves=leaves), seed
 
 
 def _range(text: str) -> tuple[str, tuple[int, int]]:
@@ -138,8 +156,9 @@ def _strided(x: Any) -> Any:
 
 # --- one call
 
-def _wrong(function: Function, compiled: Function, args: Args, seed: int, train: bool) -> str:
+def _wrong(function: Function, compiled: Function, args: Flat, seed: int, train: bool) -> str:
     """What is wrong with a call, or ""."""
+    before = [x.clone() for x in _state(function)]
     ours, mine = _result(compiled, args, seed, train)
     eagers, theirs = _result(function, args, seed, train)
     if isinstance(ours, Exception) or isinstance(eagers, Exception):
@@ -153,31 +172,29 @@ def _wrong(function: Function, compiled: Function, args: Args, seed: int, train:
     for n, (a, b) in enumerate(pairs):
         if (a.shape, a.dtype, a.stride()) != (b.shape, b.dtype, b.stride()) and a.numel():
             return f"result {n} is {_kind(a)} where eager's is {_kind(b)}"
-    off = [n for n, (a, b) in enumerate(pairs)
-           if _error(a, b) > BOUNDS.get(b.dtype, 0.0) * max(_largest(b), 1e-30)]
-    return _against_float64(function, args, seed, train, pairs, off) if off else ""
+    bounds = [judge.BOUNDS.get(b.dtype, 0.0) for _, b in pairs]
+    found = judge.wrong([*ours, *mine], [*eagers, *theirs], bounds,
+                        _reference(function, before, args, seed, train))
+    return next((f"result {x.number} is {x.error:.3g} off, of {x.size:.3g}" for x in found), "")
 
 
-def _against_float64(function: Function, args: Args, seed: int, train: bool,
-                     pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], off: list[int]) -> str:
-    """Of the results that differ from eager's, the first that is also further from float64, and
-    further than eager is from itself where its arguments are off by roundings."""
-    wide = _copied(function)
-    wide = wide.double() if isinstance(wide, nn.Module) else wide
-    doubled = tuple(x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
-                    for x in args)
-    runs = ((wide, doubled), *((_copied(function), tuple(off_by_roundings(args, n)))
-                               for n in range(SEEDS)))
-    exact, *near = (made if isinstance(made, list) else [] for made, _ in (
-        _result(run, given, seed, train) for run, given in runs))
-    for n in off:
-        ours, eagers = pairs[n]
-        errors = [(_error(ours, x), _error(eagers, x)) for x in exact[n:n + 1]]
-        errors += [(_error(ours, eagers), _error(eagers, x)) for made in near
-                   for x in made[n:n + 1]]
-        if not any(mine <= WORSE * theirs for mine, theirs in errors):
-            return f"result {n} is {_error(ours, eagers):.3g} off, of {_largest(eagers):.3g}"
-    return ""
+def _reference(function: Function, before: Sequence[torch.Tensor], args: Flat, seed: int,
+               train: bool) -> judge.Reference:
+    """What the function gives in float64, and for arguments that are off by roundings, from the
+    state `before`."""
+    def run(function: Function, leaves: Sequence[Any]) -> list[torch.Tensor] | None:
+        for x, old in zip(_state(function), before, strict=True):
+            x.copy_(old)
+        made, after = _result(function, replace(args, leaves=tuple(leaves)), seed, train)
+        return None if isinstance(made, Exception) else [*made, *after]
+
+    def exact() -> list[torch.Tensor] | None:
+        wide = _copied(function)
+        return run(wide.double() if isinstance(wide, nn.Module) else wide, [
+            x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+            for x in args.leaves])
+    return judge.Reference(cache(exact), cache(lambda: [
+        run(_copied(function), judge.off_by_roundings(args.leaves, n)) for n in range(SEEDS)]))
 
 
 def _copied(function: Function) -> Function:
@@ -188,14 +205,14 @@ def _copied(function: Function) -> Function:
         return function
 
 
-def _result(function: Function, args: Args, seed: int, train: bool
+def _result(function: Function, args: Flat, seed: int, train: bool
             ) -> tuple[Any, list[torch.Tensor]]:
     """The tensors that a call gives, or the exception that it raises; arguments and buffers of a
     module afterwards."""
-    given = cloned(args)
+    given = cloned(args.leaves)
     torch.manual_seed(seed)
     try:
-        made = _called(function, given, train)
+        made = _called(function, args, given, train)
     except Exception as error:  # whatever the user's function raises: both must do the same
         return error, []
     return made, [x.detach().clone() for x in (*inputs_of(tuple(given)), *_state(function))]
@@ -205,34 +222,21 @@ def _state(function: Function) -> Sequence[torch.Tensor]:
     return tuple(function.buffers()) if isinstance(function, nn.Module) else ()
 
 
-def _called(function: Function, args: Sequence[Any], train: bool) -> list[torch.Tensor]:
+def _called(function: Function, args: Flat, leaves: Sequence[Any], train: bool
+            ) -> list[torch.Tensor]:
     """The tensors that a call gives and, with `train`, the gradients of their sum under weights."""
     if not train:
         with torch.no_grad():
-            return list(inputs_of((function(*args),)))
-    wanted = [x.requires_grad_() for x in inputs_of(tuple(args)) if x.is_floating_point()]
+            return list(inputs_of((args(function, leaves),)))
+    wanted = [x.requires_grad_() for x in inputs_of(tuple(leaves)) if x.is_floating_point()]
     wanted += function.parameters() if isinstance(function, nn.Module) else []
     wanted = [x for x in dict.fromkeys(wanted) if x.requires_grad]
-    made = list(inputs_of((function(*args),)))
+    made = list(inputs_of((args(function, leaves),)))
     roots = [x for x in made if x.requires_grad]
     weights = [torch.arange(x.numel()).cos().to(x.dtype).view(x.shape) for x in roots]
     found = torch.autograd.grad(roots, wanted, weights, allow_unused=True) if roots else ()
     return [x.detach() for x in made] + [
         torch.zeros_like(x) if g is None else g for x, g in zip(wanted, found, strict=False)]
-
-
-def _error(a: torch.Tensor, b: torch.Tensor) -> float:
-    if a.shape != b.shape or not torch.equal(a.isnan(), b.isnan()):
-        return float("inf")
-    wide = torch.complex128 if a.is_complex() else torch.float64
-    apart = torch.where(a == b, 0, (a.to(wide) - b.to(wide)).abs()).nan_to_num(0, torch.inf)
-    return float(apart.max()) if apart.numel() else 0.0
-
-
-def _largest(x: torch.Tensor) -> float:
-    finite = x.abs()[x.isfinite()] if x.is_floating_point() or x.is_complex() else x.abs() \
-        if x.dtype != torch.bool else x
-    return float(finite.max()) if finite.numel() else 0.0
 
 
 def _kind(x: torch.Tensor) -> str:
@@ -251,10 +255,10 @@ def _text(report: Report, given: Given, sizes: Mapping[str, int], compiled: Func
     lines.append(f"graphs: {len(report.frames)}, recompiles: {compat.recompiled(report.frames)}")
     lines += [f"  {x}" for x in dict.fromkeys(report.recompiles)]
     lines += [] if report.frames else ["nothing was compiled: Dynamo leaves this to eager"]
-    runs = {"rung": compiled, "eager": given.function}
+    runs, args = {"rung": compiled, "eager": given.function}, flat(given)
 
     def call(run: Function) -> Callable[[], Any]:
-        return lambda: _called(run, cloned(given.args) if train else given.args, train)
+        return lambda: _called(run, args, cloned(args.leaves) if train else args.leaves, train)
     try:
         times = {n: median(t) for n, t in alternate({n: call(r) for n, r in runs.items()},
                                                     rounds=5, sample=5e-3).items()}

@@ -7,7 +7,6 @@ then the arguments as they are left. `draw` makes arguments for a program's para
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,16 +14,15 @@ import numpy as np
 from rung.core.cost import HINT
 from rung.core.errors import RungError
 from rung.core.interp import Interp, bind_sizes
-from rung.core.op import Func, walk
+from rung.core.op import Func
 from rung.core.scalar import round_bf16
-from rung.core.types import BF16, BOOL, F16, F32, F64, IndexType, TensorType
+from rung.core.types import BF16, BOOL, IndexType, TensorType
 from rung.frontends.torch import oracle
 from rung.kernel.ir import run_kernel_ir
 from rung.loop.ir import run_kernel
 from rung.program.ir import Apply, KernelCall, Module
+from rung.tools.judge import Arrays, difference, tolerance
 
-Arrays = Sequence[Any]
-TOLERANCE = {F64: 1e-9, F32: 1e-3, F16: 1e-2, BF16: 2e-2}
 LIMIT = 1 << 22  # elements over which a pass is not compared: the oracles are slow
 
 
@@ -38,54 +36,6 @@ def compare(before: Module, after: Module, inputs: Arrays, exact: bool, where: s
         old, new = results(before, inputs), results(after, inputs)
     if found := difference(old, new, 0.0 if exact else tolerance(before)):
         raise WrongResult(f"{where} changes {found}\nbefore:\n{before}\n\nafter:\n{after}")
-
-
-@dataclass(frozen=True)
-class Difference:
-    """Result `number` is off by `error`, where its largest element is `size`."""
-
-    number: int
-    error: float
-    size: float
-
-    def __str__(self) -> str:
-        return f"result {self.number} by {self.error:.3g} of {self.size:.3g}"
-
-
-def difference(old: Arrays, new: Arrays, bound: float) -> Difference | None:
-    """The first result that is not the same bits, nor of floats within `bound` of its largest one;
-    what is left of larger numbers that cancel counts as at least a thousandth of those, and under
-    the bounds of 16-bit floats as a tenth: one rounding of theirs is not below that."""
-    share = 0.1 if bound > TOLERANCE[F32] else 1e-3
-    noise = share * max((_size(x) for x in old if _rounds(x)), default=0.0)
-    for n, (a, b) in enumerate(zip(old, new, strict=True)):
-        if np.array_equal(a, b, equal_nan=True):
-            continue
-        limit = bound * max(_size(a), noise) if _rounds(a) else 0.0
-        a, b = (np.asarray(x, complex if np.iscomplexobj(x) else float) for x in (a, b))
-        if a.shape != b.shape or not np.array_equal(np.isnan(a), np.isnan(b)):
-            return Difference(n, np.inf, _size(a))
-        error = float(np.max(np.abs(a - b), initial=0, where=(a != b) & ~np.isnan(a)))
-        if not error <= limit:
-            return Difference(n, error, _size(a))
-    return None
-
-
-def _rounds(x: Any) -> bool:
-    return np.asarray(x).dtype.kind in "fc"
-
-
-def _size(x: Any) -> float:
-    x = np.abs(np.asarray(x))
-    return float(np.max(x, initial=1e-30, where=np.isfinite(x)))
-
-
-def tolerance(module: Module) -> float:
-    """How far a sum in another order may be off, by the widest roundings in a module's programs."""
-    values = [v for p in module.programs for v in (*p.params, *(
-        r for op in walk(p.body) for r in op.results))]
-    return max((TOLERANCE.get(v.type.dtype, 0.0) for v in values
-                if isinstance(v.type, TensorType)), default=0.0)
 
 
 def results(module: Module, inputs: Arrays) -> list[Any]:

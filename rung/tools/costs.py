@@ -63,7 +63,7 @@ def of_calls(module: Module, events: Sequence[Event], machine: Machine,
 
 def _time(op: Call, machine: Machine, hints: Mapping[str, int]) -> float:
     """The least time of a library call on all cores: a launch, and its bytes or FLOPs."""
-    computed = flops_of_call(op, hints) / (machine.rates.flops["f32"] * machine.cores)
+    computed = (flops_of_call(op, hints) or 0) / (machine.rates.flops["f32"] * machine.cores)
     return machine.rates.launch + max(bytes_of_op(op, hints) / machine.rates.memory, computed)
 
 

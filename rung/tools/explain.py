@@ -72,7 +72,7 @@ def explain(given: Given, request: Request, only: Sequence[str] = ()) -> str:
 def _graphs(found: Capture) -> Iterator[str]:
     kinds = ", ".join(f"{count} {kind}" for kind, count in
                       Counter(g.kind for g in found.graphs).items())
-    yield f"graphs: {kinds}; graph breaks: {len(found.breaks)}" + (
+    yield f"graphs: {kinds or 'none'}; graph breaks: {len(found.breaks)}" + (
         f"; recompiles: {compat.recompiled(found.frames)}" if found.recompiles else "")
     for x in found.breaks:
         reason = [line.strip() for line in x.reason.splitlines() if line.strip()]
@@ -259,7 +259,7 @@ def _costs(given: Given, found: Capture, reached: Sequence[Reached]) -> list[str
 
 def _all_costs(found: Capture, reached: Sequence[Reached]) -> Iterator[Cost]:
     known = len(found.first) == len(found.breaks) + 1  # then graph n ends at break n
-    for n, x in enumerate(found.breaks):
+    for n, x in enumerate(found.breaks if reached else ()):
         r = reached[n if known else 0]
         before = r.graph.imported.func if known and r.graph.imported else None
         yield costs.of_break(before, x.reason.splitlines()[0], x.line, r.machine.machine, r.hints)
@@ -313,7 +313,7 @@ def _model(given: Given, found: Capture, reached: Sequence[Reached]) -> list[str
                 if g.kind != "backward" and g.imported]
     if not isinstance(given.function, nn.Module):
         return []
-    return list(torch_side.model(given.function, given.args, programs))
+    return list(torch_side.model(given.function, (*given.args, given.kwargs), programs))
 
 
 FRAMES: dict[str, Callable[[Capture], list[str]]] = {

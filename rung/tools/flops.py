@@ -52,18 +52,21 @@ def flops(module: Module, hints: Sizes) -> Flops:
             case Contract():
                 total += 2 * prod(number(n, hints) for n in op.sizes().values())
             case Call() if not is_view(op):
-                found = _formula(op.target)
+                found = flops_of_call(op, hints)
+                total += found or 0
                 if found is None:
                     unknown[op.target] = None
-                else:
-                    total += _by_formula(op, found, hints)
     return Flops(total, tuple(unknown))
 
 
-def flops_of_call(call: Call, hints: Sizes) -> int:
-    """FLOPs of one call by torch's formula; 0 where it has none."""
-    formula = _formula(call.target)
-    return _by_formula(call, formula, hints) if formula else 0
+def flops_of_call(call: Call, hints: Sizes) -> int | None:
+    """FLOPs of one call by torch's formula; None where it has none, or one that fails, as that of
+    attention does for grouped queries in some versions."""
+    try:
+        formula = _formula(call.target)
+        return _by_formula(call, formula, hints) if formula else None
+    except Exception:
+        return None
 
 
 def _ops(module: Module, block: Block) -> Iterator[Op]:
@@ -120,8 +123,8 @@ def contractions(program: Func, hints: Sizes) -> Contractions:
             continue
         if fixed.issuperset(op.operands()) and (is_view(op) or op.target in CASTS):
             fixed.update(op.results)
-        elif formula := _formula(op.target):
-            totals[bool(fixed.intersection(op.operands()))] += _by_formula(op, formula, hints)
+        elif found := flops_of_call(op, hints):
+            totals[bool(fixed.intersection(op.operands()))] += found
     return Contractions(totals[True], totals[False])
 
 

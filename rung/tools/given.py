@@ -2,8 +2,9 @@
 
 `-c "torch.relu(torch.randn(4, 8) @ torch.randn(8, 2))"` becomes `relu(x0 @ x1)` of two tensors: the
 results of torch's factory calls are the inputs, in the order in which they are evaluated; modules
-that the expression builds are built once. `FILE.py:BUILD` calls BUILD(), which returns
-`(function or module, example arguments)`.
+that the expression builds are built once. `FILE.py:BUILD` imports the file as a neighbour of it
+would, and calls BUILD(), which returns `(function or module, example arguments)`, or keyword
+arguments too: `(model, (), {"input_ids": ids})`.
 """
 
 from __future__ import annotations
@@ -11,11 +12,17 @@ from __future__ import annotations
 import ast
 import copy
 import linecache
-import runpy
+import re
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
+from traceback import extract_tb
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -31,6 +38,8 @@ FACTORIES = frozenset({
 EXPRESSION = "<rung -c>"  # the file in the lines of an expression's ops
 SCOPE: dict[str, Any] = {"torch": torch, "nn": nn, "F": F}
 SITE = "<call>"  # starts the names that stand where such a call stood; no Python name does
+LIBRARIES = (sysconfig.get_path("stdlib"), str(Path(torch.__file__).parent),
+             str(Path(__file__).parents[1]), "<")  # whose files are not the user's
 SEED = 0
 Function = Callable[..., Any]
 Args = tuple[Any, ...]
@@ -46,12 +55,14 @@ class UsageError(UserError):
 
 @dataclass(frozen=True)
 class Given:
-    """A function or module to compile, the arguments of one call, and those of later calls."""
+    """A function or module to compile, the arguments of one call, and those of later calls, which
+    have the same keyword arguments."""
 
     label: str
     function: Function
     args: Args
     again: tuple[Args, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
 def from_expression(text: str) -> Given:
@@ -195,46 +206,77 @@ def built(text: str, sizes: Mapping[str, int]) -> Given:
         raise UsageError(f"expected FILE.py:BUILD or -c EXPR, not {text!r}")
     if not Path(path).is_file():
         raise UsageError(f"there is no file {path}")
-    with _importing_from(Path(path).resolve().parent):
-        build = _defined(path, name)
-        torch.manual_seed(SEED)
-        try:
-            made = build(**sizes)
-        except Exception as error:
-            raise UserError(f"{text}: {type(error).__name__}: {error}") from error
+    build = _defined(path, name)
+    torch.manual_seed(SEED)
+    try:
+        made = build(**sizes)
+    except (Exception, SystemExit) as error:
+        raise failure(text, error, path) from error
     match made:
-        case (function, (tuple() | list()) as args) if callable(function):
-            return Given(text, function, tuple(args))
-        case (function, torch.Tensor() as arg) if callable(function):
-            return Given(text, function, (arg,))
-    raise UserError(f"{text} must return (function or module, example arguments), "
-                    f"not {type(made).__name__}")
+        case (function, args, *rest) if callable(function) and isinstance(
+                args, tuple | list | torch.Tensor):
+            kwargs = rest[0] if rest else {}
+            if len(rest) < 2 and isinstance(kwargs, Mapping):
+                args = (args,) if isinstance(args, torch.Tensor) else tuple(args)
+                return Given(text, function, args, kwargs=dict(kwargs))
+    kinds = [type(x).__name__ for x in made] if isinstance(made, tuple) else [type(made).__name__]
+    raise UserError(f"{text} must return (function or module, example arguments) or (function or "
+                    f"module, example arguments, keyword arguments), not {', '.join(kinds)}")
 
 
 def _defined(path: str, name: str) -> Function:
     try:
-        scope = runpy.run_path(path, run_name=Path(path).stem)
-    except Exception as error:
-        raise UserError(f"{path}: {type(error).__name__}: {error}") from error
+        module = imported(Path(path).resolve())
+    except (Exception, SystemExit) as error:
+        raise failure(path, error, path) from error
+    scope = vars(module)
     if not callable(scope.get(name)):
         known = sorted(n for n, x in scope.items() if callable(x) and not n.startswith("_")
-                       and getattr(x, "__module__", "") == Path(path).stem)
+                       and getattr(x, "__module__", "") == module.__name__)
         raise UsageError(f"{path} has no function {name!r}; it has {', '.join(known) or 'none'}")
     build: Function = scope[name]
     return build
 
 
-class _importing_from:
-    """Lets the file import its neighbours, as when Python runs it."""
+def imported(path: Path) -> ModuleType:
+    """The module of a file, as its neighbours import it: from its folder, or as a member of its
+    package. Where another module has its name already, it gets one that is free."""
+    root, parts = path.parent, [path.stem]
+    while (root / "__init__.py").is_file() and root.name.isidentifier():
+        root, parts = root.parent, [root.name, *parts]
+    if sys.path[0] != str(root):
+        sys.path.insert(0, str(root))
+    if str(path.parent) not in sys.path:  # last: a package's `types` is no module of its own
+        sys.path.append(str(path.parent))
+    parts = parts[:-1] if parts[1:] and parts[-1] == "__init__" else parts
+    if parts[1:] and str(root / parts[0]) in getattr(import_module(parts[0]), "__path__", ()):
+        return import_module(".".join(parts))
+    name = re.sub(r"\W", "_", path.stem)
+    while name in sys.modules:
+        if getattr(sys.modules[name], "__file__", None) == str(path):
+            return sys.modules[name]
+        name += "_"
+    spec = spec_from_loader(name, SourceFileLoader(name, str(path)))
+    assert spec and spec.loader
+    module = sys.modules[name] = module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
 
-    def __init__(self, folder: Path):
-        self.folder = str(folder)
 
-    def __enter__(self) -> None:
-        sys.path.insert(0, self.folder)
-
-    def __exit__(self, *_: object) -> None:
-        sys.path.remove(self.folder)
+def failure(label: str, error: BaseException, path: str = "") -> UserError:
+    """What to tell of an error in the user's program: the innermost line of theirs, and it."""
+    rows = [(x.filename, x.lineno, x.line) for x in extract_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError):
+        rows.append((error.filename or "", error.lineno, error.text))
+    own = [row for row in rows if row[0] == str(Path(path).resolve()) or not (
+        row[0].startswith(LIBRARIES) or re.search("(site|dist)-packages", row[0]))]
+    where = [f"\n  {file}:{line}: {(code or '').strip()}" for file, line, code in own[-1:]]
+    said = f": {error}" if str(error) else ""
+    return UserError(f"{label}: {type(error).__name__}{said}{''.join(where)}")
 
 
 def inputs_of(args: Args) -> Iterator[torch.Tensor]:

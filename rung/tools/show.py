@@ -38,6 +38,8 @@ class Request:
 def show(given: Given, request: Request) -> str:
     """The text for stdout. RungError if a rung that was asked for cannot be reached."""
     found = captured(given, request.train)
+    if not found.graphs:
+        raise UserError(f"{given.label}: {found.nothing}")
     machine = target(request.target)
     if request.rung == "all":
         return "\n".join(_everything(found, machine, request))
@@ -50,10 +52,10 @@ def show(given: Given, request: Request) -> str:
 
 
 def captured(given: Given, train: bool) -> Capture:
-    """The graphs; UserError if there is none. What Dynamo broke is told on stderr."""
+    """The graphs; UserError if there is nothing to tell. What Dynamo broke is told on stderr."""
     found = capture(given, train)
-    if not found.graphs:
-        raise UserError(f"{given.label}: no graph was captured: there is no tensor operation")
+    if not (found.graphs or found.breaks):
+        raise UserError(f"{given.label}: {found.nothing}")
     for x in found.breaks:
         print(f"rung: graph break at {x.line}: {x.reason.splitlines()[0]}", file=sys.stderr)
     return found

@@ -11,7 +11,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from rung.pipeline import Context, Stages
 from rung.program.ir import Call, Check, KernelCall, Module, Return
 from rung.runtime.tensors import cloned
 from rung.targets.base import target
-from rung.tools import check, repro
+from rung.tools import judge, repro
 from rung.tools.capture import Graph
 from rung.tools.given import SEED
 from rung.tools.repro import Recorder
@@ -38,7 +38,6 @@ log = logging.getLogger("rung")
 Args = list[Any]
 Results = Sequence[Any]
 Run = Callable[[Args], Results]
-WORSE = 4.0  # times eager's own error that a result may be off
 
 
 class Verified:
@@ -46,7 +45,7 @@ class Verified:
 
     def __init__(self, run: Run, module: fx.GraphModule, imported: Imported, options: Options):
         self.run, self.module, self.imported, self.options = run, module, imported, options
-        self.bound = check.tolerance(Module((imported.func,)))
+        self.bound = judge.tolerance(Module((imported.func,)))
         self.written = _written(imported.func)
         self.calls, self.trusted = 0, True
 
@@ -94,24 +93,11 @@ class Verified:
 
     def difference(self, found: Results, wanted: Results, inputs: Results,
                    seed: torch.Tensor) -> str:
-        """Which result or argument is off by more than its type's roundings, and by more than
-        eager is: from float64, and from itself where its arguments are off by a rounding."""
+        """Which result or argument is wrong, or what else differs."""
         if list(map(_kind, found)) != list(map(_kind, wanted)):
             return "types or shapes"
-        rows = [n for n, (a, b) in enumerate(zip(found, wanted, strict=True))
-                if a is not b and a is not None]
-        new, old = ([to_numpy(xs[n]) for n in rows] for xs in (found, wanted))
-        if (off := check.difference(old, new, self.bound)) is None:
-            return ""
-        exact, near = widened(self.module, inputs, seed), nudged(self.module, inputs, seed)
-        for n, b, a in zip(rows, new, old, strict=True):
-            if check.difference([a], [b], self.bound) is None:
-                continue
-            error, true = _error(a, b), exact and to_numpy(exact[n])
-            if not (exact and _error(true, b) <= WORSE * _error(true, a)) and not (
-                    near and error <= WORSE * _error(a, to_numpy(near[n]))):
-                return str(replace(off, number=n, error=error))
-        return ""
+        reference = judge.of_graph(self.module, inputs, seed)
+        return str(next(judge.wrong(found, wanted, self.bound, reference), ""))
 
     def graph(self, inputs: Args) -> Graph:
         """This graph with the inputs of one call."""
@@ -163,97 +149,6 @@ def restore(args: Args, before: Args) -> None:
 
 def _kind(x: object) -> object:
     return (x.dtype, x.shape) if isinstance(x, torch.Tensor) else type(x)
-
-
-def _error(true: Any, found: Any) -> float:
-    off = check.difference([true], [found], 0.0)
-    return off.error if off else 0.0
-
-
-# --- float64
-
-class _Wide(fx.Interpreter):
-    """Runs a graph in float64, whatever types its nodes name; only random numbers are drawn in
-    their own, since other types draw others."""
-
-    def run_node(self, n: fx.Node) -> Any:
-        if torch.Tag.nondeterministic_seeded not in getattr(n.target, "tags", ()):
-            return super().run_node(n)
-
-        def own(x: fx.Node) -> Any:
-            value = self.env[x]
-            return value.to(x.meta["val"].dtype) if isinstance(value, torch.Tensor) else value
-        drawn = super().call_function(n.target, *fx.map_arg((n.args, n.kwargs), own))
-        return torch.utils._pytree.tree_map_only(torch.Tensor, _wide, drawn)
-
-    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        def wide(x: object) -> object:
-            return torch.float64 if x in HALVES else x
-        args, kwargs = torch.utils._pytree.tree_map_only(torch.dtype, wide, (args, kwargs))
-        return super().call_function(target, args, kwargs)
-
-
-def _wide(x: torch.Tensor) -> torch.Tensor:
-    return x.double() if x.dtype in HALVES else x
-
-
-aten = torch.ops.aten
-HALVES = (torch.float32, torch.bfloat16, torch.float16)
-
-
-def widened(module: fx.GraphModule, inputs: Results, seed: torch.Tensor) -> Args | None:
-    """Results and arguments afterwards in float64; None where torch cannot do that."""
-    wide = [_wide(x) if isinstance(x, torch.Tensor) else x for x in cloned(inputs)]
-    return _again(_Wide(module), wide, seed)
-
-
-def _again(run: fx.Interpreter, args: Args, seed: torch.Tensor) -> Args | None:
-    now = torch.get_rng_state()
-    torch.set_rng_state(seed)
-    try:
-        with torch.no_grad():
-            return [*run.run(*args), *args]
-    except Exception:  # an operator without float64, or one that wants other types to be equal
-        return None
-    finally:
-        torch.set_rng_state(now)
-
-
-# --- what a rounding may change
-
-class _Unwritten(fx.Interpreter):
-    """Runs a graph with other numbers in memory that nobody wrote: no result is promised there."""
-
-    def run_node(self, n: fx.Node) -> Any:
-        value = super().run_node(n)
-        if getattr(n.target, "overloadpacket", None) in UNWRITTEN:
-            whole = not (value.is_floating_point() or value.is_complex())
-            value.fill_(torch.nan if not whole else value.dtype is torch.bool or
-                        torch.iinfo(value.dtype).max)
-        return value
-
-
-UNWRITTEN = (aten.empty, aten.empty_strided, aten.empty_like, aten.new_empty,
-             aten.new_empty_strided)
-
-
-def nudged(module: fx.GraphModule, inputs: Results, seed: torch.Tensor) -> Args | None:
-    """Results and arguments afterwards where the arguments are off by a rounding: what jumps, such
-    as a comparison of sums, may do so in another place."""
-    return _again(_Unwritten(module), off_by_roundings(inputs), seed)
-
-
-def off_by_roundings(args: Results, seed: int = SEED) -> Args:
-    """Copies of arguments whose floating-point numbers are about an ulp off, but for whole numbers,
-    with which arithmetic is often exact."""
-    copies, numbers = cloned(args), torch.Generator().manual_seed(seed)
-    memory = {x.untyped_storage()._cdata: x for x in copies if isinstance(x, torch.Tensor)
-              and x.layout is torch.strided and x.dtype in (torch.float64, *HALVES)}
-    for x in memory.values():
-        flat = torch.empty(0, dtype=x.dtype).set_(x.untyped_storage())
-        step = torch.randn(flat.shape, generator=numbers) * torch.finfo(x.dtype).eps
-        flat.copy_(torch.where(flat == flat.round(), flat, flat * (1 + step.to(x.dtype))))
-    return copies
 
 
 # --- telling
@@ -321,7 +216,7 @@ def _diverging(main: Func, module: Module, graph: Graph, context: Context,
     """The first kernel of `main` whose result is not among what is `known` of its operators."""
     assert graph.imported is not None
     right = {n.name: x for n, x in known.items() if isinstance(x, torch.Tensor)}
-    bound = check.tolerance(Module((graph.imported.func,)))
+    bound = judge.tolerance(Module((graph.imported.func,)))
     calls = [(op, r) for op in main.body.ops if isinstance(op, KernelCall)
              for r in op.results[len(op.updates):]]
     values = _values(main, module, [r for _, r in calls], graph, context, made)
@@ -350,4 +245,4 @@ def _values(main: Func, module: Module, results: Sequence[Value], graph: Graph, 
 
 def _alike(a: torch.Tensor, b: torch.Tensor, bound: float) -> bool:
     right, found = ([to_numpy(x.reshape(-1))] for x in (b, a))
-    return check.difference(right, found, bound) is None
+    return judge.difference(right, found, bound) is None

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 from planted import plant
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from rung import pipeline
 from rung.frontends.torch import backend
@@ -56,6 +57,34 @@ def test_checking_every_pass_finds_it_too(name: str, monkeypatch: pytest.MonkeyP
     with torch.no_grad(), pytest.raises(Exception, match=f"{name} changes result 0") as caught:
         compiled(*given().args)
     assert isinstance(getattr(caught.value, "inner_exception", caught.value), WrongResult)
+
+
+class Healthy(nn.Module):
+    """A layer norm over channels between two views, whose sums go in another order when fused."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.conv = nn.LayerNorm(16), nn.Conv2d(16, 32, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        return F.gelu(self.conv(y))
+
+
+def test_rounding_is_no_fault() -> None:
+    torch.manual_seed(0)
+    text, fine = bisect(Given("healthy", Healthy().eval(), (torch.randn(1, 16, 8, 8),)), BASE)
+    assert fine, text
+
+
+@pytest.mark.parametrize("name", ["loop.fuse", "loop.canonical"])
+def test_a_bug_in_a_network_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    net = Healthy().eval()
+    plant(monkeypatch, name)
+    text, fine = bisect(Given("net", lambda x: net(x + x.flip(-1)), (torch.randn(1, 16, 8, 8),)),
+                        BASE)
+    assert not fine and text.splitlines()[-1].startswith(f"{name} is the first wrong pass")
 
 
 def test_a_bug_below_the_passes(monkeypatch: pytest.MonkeyPatch) -> None:

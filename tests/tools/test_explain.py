@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.flop_counter import flop_registry
 
 from rung import cli
 from rung.core import trace
@@ -18,10 +19,11 @@ from rung.pipeline import lower_module
 from rung.program.ir import Module
 from rung.targets.base import target
 from rung.tools import costs
+from rung.tools.bisect import bisect
 from rung.tools.capture import Capture, capture
 from rung.tools.explain import SECTIONS, explain, size
 from rung.tools.flops import bytes_after, bytes_before, contractions, flops
-from rung.tools.given import Given, from_expression
+from rung.tools.given import Given, UserError, from_expression
 from rung.tools.show import Request
 
 BASE = Request(target="cpu.base")
@@ -60,6 +62,39 @@ def test_calls_without_a_formula_are_named() -> None:
     found = captured("torch.sort(torch.randn(8))[0]")
     func = found.graphs[0].imported.func  # type: ignore[union-attr]
     assert flops(Module((func,)), {}).uncounted == ("aten.sort.default",)
+
+
+def test_a_formula_of_torchs_that_fails_costs_its_count_alone(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> int:
+        raise AssertionError("sdpa_flop: query, key and value have as many heads")
+    packet = torch.ops.aten._scaled_dot_product_flash_attention
+    monkeypatch.setitem(flop_registry, packet, fails)
+    q, k = torch.randn(1, 8, 16, 4), torch.randn(1, 2, 16, 4)
+    module = Grouped()
+    text = explain(Given("grouped", module, (q, k)), BASE, SECTIONS)
+    assert "0 FLOPs in contractions, not counting aten._scaled_dot_product_flash" in text
+
+
+class Grouped(nn.Module):
+    def forward(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, k, k, enable_gqa=True)
+
+
+def write_to_a_column(c: torch.Tensor, p: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    c[:, p] = v
+    return c * 2
+
+
+def test_a_function_that_dynamo_leaves_to_eager_says_why(
+        capsys: pytest.CaptureFixture[str]) -> None:
+    given = Given("write", write_to_a_column, (torch.randn(4, 8), torch.tensor(3), torch.ones(4)))
+    text = explain(given, BASE, SECTIONS)
+    line = f"{__file__}:{write_to_a_column.__code__.co_firstlineno + 1}"
+    why = f"{line}: DataDependentOutputException: aten._local_scalar_dense.default"
+    assert "graphs: none" in text and why in text
+    with pytest.raises(UserError, match=f"no graph was captured: {re.escape(why)}"):
+        bisect(given, BASE)
 
 
 def test_bytes_before_and_after_fusion() -> None:

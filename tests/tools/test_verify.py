@@ -22,7 +22,7 @@ from rung.core.options import Options
 from rung.core.types import BF16, F16, F32
 from rung.frontends.torch import backend
 from rung.runtime.tensors import cloned
-from rung.tools import check, verify
+from rung.tools import judge, verify
 from rung.tools.capture import capture
 from rung.tools.given import Given
 from rung.tools.verify import Verified
@@ -185,30 +185,30 @@ def test_random_numbers_in_float64_are_those_of_the_graph() -> None:
     (graph,) = capture(Given("fn", fn, (torch.rand(50),)), inputs=True).graphs
     seed = torch.get_rng_state()
     wanted = graph.module(*cloned(graph.inputs))
-    exact = verify.widened(graph.module, graph.inputs, seed)
+    exact = judge.widened(graph.module, graph.inputs, seed)
     assert exact and exact[0].dtype == torch.float64
     torch.testing.assert_close(exact[0].float(), wanted[0])
 
 
 def test_an_argument_called_as_memory_that_nobody_wrote_is_read() -> None:
     module = torch.fx.symbolic_trace(lambda empty: (empty + 1,))
-    found = verify.nudged(module, [torch.arange(3.0)], torch.get_rng_state())
+    found = judge.nudged(module, [torch.arange(3.0)], torch.get_rng_state())
     assert found and torch.equal(found[0], torch.arange(3.0) + 1)
 
 
 def test_integers_are_compared_exactly() -> None:
     far, near, off = np.array([10 ** 6, 0]), np.array([1.0]), np.array([1, 0])
-    assert check.difference([far, near], [far + off, near], 0.01)
-    assert check.difference([far, near], [far, near * 2], 0.01)
-    assert not check.difference([far, near], [far, near * 1.001], 0.01)
+    assert judge.difference([far, near], [far + off, near], 0.01)
+    assert judge.difference([far, near], [far, near * 2], 0.01)
+    assert not judge.difference([far, near], [far, near * 1.001], 0.01)
 
 
 def test_what_is_left_of_numbers_that_cancel_may_be_off_by_a_rounding_of_theirs() -> None:
     far, none = np.array([4.0, -4.0]), np.array([0.0])
     for dtype, rounding in ((F16, 2.0 ** -11), (BF16, 2.0 ** -9), (F32, 2.0 ** -24)):
-        bound = check.TOLERANCE[dtype]
-        assert not check.difference([far, none], [far, none + 4 * rounding], bound)
-        assert check.difference([far, none], [far, none + bound], bound)
+        bound = judge.TOLERANCE[dtype]
+        assert not judge.difference([far, none], [far, none + 4 * rounding], bound)
+        assert judge.difference([far, none], [far, none + bound], bound)
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.complex32, torch.uint32])
@@ -266,7 +266,7 @@ class Jumps(nn.Module):
 
 def test_whole_numbers_are_not_off_by_roundings() -> None:
     base = torch.tensor([1.0, 0.3, -2.0, 0.7, float("inf")])
-    base_off, part = verify.off_by_roundings([base, base[1:3]])
+    base_off, part = judge.off_by_roundings([base, base[1:3]])
     assert torch.equal(base_off == base, torch.tensor([True, False, True, False, True]))
     torch.testing.assert_close(base_off, base)
     assert torch.equal(part, base_off[1:3])

@@ -39,27 +39,37 @@ def rung(gm: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | None 
     chosen = Options.of(given | dict(options or {}), tuple(TARGETS))
     if why := MODES[chosen.mode]:
         _warn_once(f"mode {chosen.mode!r} does what 'default' does: {why}")
+    compiler = partial(compile_graph, options=chosen)
+    return traced(gm, example_inputs, compiler, compiler, compiler,
+                  partial(declined, options=chosen))
+
+
+def traced(gm: fx.GraphModule, example_inputs: Sequence[Any], forward: compat.Compiler,
+           backward: compat.Compiler, inference: compat.Compiler,
+           refuse: Callable[[RungError], None]) -> Callable[..., Any]:
+    """AOTAutograd around compilers; Dynamo's graph itself where that cannot be, and `refuse` is
+    told why."""
     kinds = {"tangents of forward-mode differentiation": compat.in_forward_mode(),
              "an argument without memory": any(map(compat.is_only_zeros, example_inputs))}
     if why := next((what for what, holds in kinds.items() if holds), "") or fault(gm):
-        declined(Unsupported(why), chosen)
+        refuse(Unsupported(why))
         return gm
-    compiler, graphs = partial(compile_graph, options=chosen), list[fx.GraphModule]()
+    graphs = list[fx.GraphModule]()
 
-    def forward(graph: fx.GraphModule, inputs: Sequence[Any]) -> compat.Boxed:
+    def noted(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         graphs.append(graph)
-        return compiler(graph, inputs)
+        return forward(graph, inputs)
 
     depth = compat.function_depth()
     try:
         with differentiable(graphs):
-            return apart(compile_graphs(gm, example_inputs, forward, compiler, compiler), gm)
+            return apart(compile_graphs(gm, example_inputs, noted, backward, inference), gm)
     except Exception as error:
         if isinstance(error, RungError) or compat.is_dynamos(error):
             raise
         compat.leave_functions(depth)  # which tracing entered
         why = str(error).partition("\n")[0]
-        declined(Unsupported(f"AOTAutograd refuses it: {why}"), chosen)
+        refuse(Unsupported(f"AOTAutograd refuses it: {why}"))
         return gm  # which raises what eager raises, where it does
 
 

@@ -27,7 +27,7 @@ from rung.runtime.executable import Executable
 from rung.runtime.host import host_code
 from rung.runtime.tensors import cloned
 from rung.targets.base import Launched, Stretch, Target, is_library
-from rung.tools import check
+from rung.tools import check, judge
 from rung.tools.fuzz.programs import Program
 
 Run = Callable[[list[Any]], Any]
@@ -51,7 +51,7 @@ class Part:
         for rung, module in self.stages.modules.items():
             if rung == "kernel" and self.slow:
                 continue
-            if found := check.difference(check.results(module, inputs)[:len(got)], got, bound):
+            if found := judge.difference(check.results(module, inputs)[:len(got)], got, bound):
                 return f"the code changes {found} of {rung} IR"
         return ""
 

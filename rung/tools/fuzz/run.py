@@ -20,7 +20,7 @@ import torch
 from rung.core.errors import RungError, Unsupported
 from rung.frontends.torch.oracle import to_numpy
 from rung.targets.base import target
-from rung.tools import check
+from rung.tools import judge
 from rung.tools.fuzz import batch, mappings, programs, tensors, texts
 from rung.tools.fuzz.programs import Program
 
@@ -132,7 +132,7 @@ def difference(made: batch.Lowered, rungs: bool) -> str:
     if kinds[0] != kinds[1]:
         return f"gives {kinds[1]}, not {kinds[0]}"
     bound = bound_of(program)
-    if found := check.difference(list(map(to_numpy, want)), list(map(to_numpy, got)), bound):
+    if found := judge.difference(list(map(to_numpy, want)), list(map(to_numpy, got)), bound):
         return f"changes {found}"
     return next(filter(None, (p.wrong(bound) for p in made.parts)), "") if rungs else ""
 

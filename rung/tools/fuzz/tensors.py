@@ -42,7 +42,7 @@ from rung.tensor.ir import (
 )
 from rung.tensor.simplify import simplify
 from rung.tensor.to_loop import to_loop
-from rung.tools import check
+from rung.tools import check, judge
 
 
 def size(x: int | str) -> Expr:
@@ -276,7 +276,7 @@ def wrong(seed: int) -> str:
     tidy = simplify(program)
     for name, module in (("tensor.simplify", Module((tidy,))), *passes(tidy, rng)):
         pipeline.verify_module(module, name)
-        if found := check.difference(want, check.results(module, inputs), 1e-4):
+        if found := judge.difference(want, check.results(module, inputs), 1e-4):
             return f"{name} changes {found}\n{program}"
     return ""
 
