@@ -32,6 +32,7 @@ from rung.core.parse import parse_module
 from rung.core.types import TensorType
 from rung.core.verify import verify
 from rung.frontends.torch import aten
+from rung.frontends.torch.titles import title
 from rung.kernel import ir as kernel_ir
 from rung.loop import blocks, canonical, fuse, merge_folds, normalize, siblings, split
 from rung.loop import ir as loop_ir
@@ -230,8 +231,8 @@ PASSES = (
          "once it is settled which kernel writes what"),
     Pass("loop", "merge_axes", _kernels(lambda k, _: normalize.merge_axes(k)), "exact",
          "once nothing but `split` changes nests"),
-    Pass("loop", "canonical", lambda m, _: canonical.canonical(m), "exact",
-         "names from structure, so that equal kernels are one from here on"),
+    Pass("loop", "canonical", lambda m, _: canonical.canonical(m, title), "exact",
+         "equal kernels are one from here on, under the name that stays"),
     Pass("loop", "split", _split, "reassociates",
          "under the kernels' final names, so that what stays whole is priced once"),
     Pass("loop", "in_blocks", _kernels(lambda k, _: blocks.in_blocks(k)), "reassociates",

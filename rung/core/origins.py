@@ -1,12 +1,19 @@
 """Where ops come from: a side table from values to the Torch nodes that they compute.
 
-Kept by the rewriter and the importer alone; no pass reads it to decide anything, so that kernels
-depend on structure only and moving a user's line misses no cache.
+    mean = reduce add x ...      a part of layer_norm     # computed in a kernel of its own: named
+    y = (x - mean) * ...         layer_norm               # computed here with `mean`: named once
+
+An intermediate of one node, or a further result, may be merged with the equal one of another. A
+kernel that computes it on the way to one of the two names that one alone, so that a part keeps all
+that share it.
+
+No pass reads the table to decide anything, so that kernels depend on structure only and moving a
+user's line misses no cache.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -15,32 +22,88 @@ from rung.core.op import Value
 
 @dataclass(frozen=True)
 class Origin:
-    """A node of the Torch graph and the user's line that made it (`file:line`, may be empty)."""
+    """A node of the Torch graph and the user's line that made it (`file:line`, may be empty).
+
+    `module` is the path of the module whose `forward` ran then, `function` what the user called
+    (`linear`, of which the graph has `addmm`), `backward` says that the node computes a gradient
+    of that; `place` orders the nodes of a graph.
+    """
 
     node: str
     target: str
     line: str = ""
     code: str = ""
+    module: str = ""
+    function: str = ""
+    backward: bool = False
+    place: int = 0
 
 
-_table: WeakKeyDictionary[Value, tuple[Origin, ...]] = WeakKeyDictionary()
+Part = tuple[Origin, ...]  # nodes of each of which a value is an intermediate
+Entry = Origin | Part
+
+_table: WeakKeyDictionary[Value, tuple[Entry, ...]] = WeakKeyDictionary()
+_copies: WeakKeyDictionary[Value, Mapping[Origin, Origin]] = WeakKeyDictionary()
 
 
 def of(value: Value) -> tuple[Origin, ...]:
-    """Origins of a value, oldest first."""
-    return _table.get(value, ())
+    """Origins of a value, in the order of the graph."""
+    return of_all([value])
 
 
-def record(value: Value, origins: Iterable[Origin]) -> None:
-    """Add origins to a value."""
-    merged = dict.fromkeys((*_table.get(value, ()), *origins))
-    if merged:
-        _table[value] = tuple(merged)
+def of_all(values: Iterable[Value]) -> tuple[Origin, ...]:
+    """Origins of several values, in the order of the graph."""
+    found = dict.fromkeys(o for v in values for e in _table.get(v, ())
+                          for o in ((e,) if isinstance(e, Origin) else e))
+    return tuple(sorted(found, key=lambda o: o.place))
+
+
+def record(value: Value, entries: Iterable[Entry]) -> None:
+    """Add origins to a value; a part adds nothing where a node that it belongs to is there."""
+    found = dict.fromkeys((*_table.get(value, ()), *entries))
+    whole = {e for e in found if isinstance(e, Origin)}
+    alone = whole | {e[0] for e in found if isinstance(e, tuple) and len(e) == 1}
+    kept = tuple(e for e in found if isinstance(e, Origin)
+                 or (alone if len(e) > 1 else whole).isdisjoint(e))
+    if kept:
+        _table[value] = kept
 
 
 def derive(new: Iterable[Value], old: Iterable[Value]) -> None:
     """`new` values take over the origins of `old` ones; they keep their own."""
-    found = dict.fromkeys(o for v in old for o in of(v))
+    found = dict.fromkeys(e for v in old for e in _table.get(v, ()))
     if found:
         for value in new:
             record(value, found)
+
+
+def derive_parts(new: Iterable[Value], old: Iterable[Value]) -> None:
+    """`new` values are intermediates of the nodes that `old` ones come from."""
+    found = [(o,) for v in old for o in of(v)]
+    for value in new if found else ():
+        record(value, found)
+
+
+def unite(kept: Value, gone: Value) -> None:
+    """`kept` stands for the equal value `gone` too."""
+    found = (*_table.get(kept, ()), *_table.get(gone, ()))
+    whole = tuple(dict.fromkeys(e for e in found if isinstance(e, Origin)))
+    parts = tuple(dict.fromkeys(o for e in found if isinstance(e, tuple) for o in e))
+    if whole or parts:
+        _table[kept] = whole or (parts,)
+
+
+def note_copy(results: Iterable[Value], nodes: Mapping[Origin, Origin]) -> None:
+    """`results` are of a copy of a layer: what its nodes stand for in this copy."""
+    for value in results:
+        _copies[value] = nodes
+
+
+def derive_copy(new: Iterable[Value], old: Iterable[Value], results: Iterable[Value]) -> None:
+    """`new` values are those of a layer, `old`, in the copy that gives `results`."""
+    nodes: Mapping[Origin, Origin] = next((_copies[v] for v in results if v in _copies), {})
+
+    def translated(e: Entry) -> Entry:
+        return nodes.get(e, e) if isinstance(e, Origin) else tuple(nodes.get(o, o) for o in e)
+    for value, source in zip(new, old, strict=True):
+        record(value, map(translated, _table.get(source, ())))

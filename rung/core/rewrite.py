@@ -1,7 +1,7 @@
 """Rewriting: apply a rule to every op, substitute values, drop dead ops, merge equal ones.
 
 All functions are pure, keep ops and values that do not change (the same objects), and carry the
-origins of what they replace.
+origins of what they replace and of what that read and the new ops do not.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def _rewrite(block: Block, rule: Rule, builder: Builder, values: dict[Value, Val
             builder.ops[mark:] = [op]
             continue
         made = [r for made in builder.ops[mark:] for r in made.results]
-        origins.derive(made, old.results)
+        read = {v for made in builder.ops[mark:] for v in made.operands()}
+        origins.derive(made, (*old.results, *(v for v in op.operands() if v not in read)))
         values.update(zip(old.results, new, strict=True))
     if len(builder.ops) == len(block.ops) and all(
             a is b for a, b in zip(builder.ops, block.ops, strict=True)):
@@ -98,7 +99,8 @@ def merge_equal(func: Func, classes: tuple[type[Op], ...] = (Op,),
             values.update(zip(old.results, seen[key].results, strict=True))
             apart.update(new for new, r in zip(seen[key].results, old.results, strict=True)
                          if r in apart)
-            origins.derive(seen[key].results, old.results)
+            for kept_one, gone in zip(seen[key].results, old.results, strict=True):
+                origins.unite(kept_one, gone)
         else:
             seen[key] = op
             kept.append(op)

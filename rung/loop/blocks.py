@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import partial
 from math import isqrt
 
-from rung.core import origins
 from rung.core.cost import behind
 from rung.core.expr import Expr
 from rung.core.op import Func, Op, Value
@@ -83,5 +82,4 @@ class _Widening(Copier):
         wide = self.out.one(Fold(op.carrier, (wide,), op.axis, op.extent, F64))
         found = (self.out.one(Cast(wide, op.acc)),)
         self.values[op.result] = found[0]
-        origins.derive(found, op.results)
         return found

@@ -1,21 +1,25 @@
-"""Names of kernels and of what is in them, from structure alone; equal kernels become one.
+"""Names of kernels and of what is in them; equal kernels become one.
 
     kernel k7(t1, t4) -> v2 ...          ->    kernel mm_relu(x0, x1) -> y ...
 
-So equal layers call one kernel, and moving a user's line changes no text. Parameters are in order
-of first use, axes are i, j, .. in order of the stores, then of use.
+A kernel is called by what its first call computes for the user or, where that is not known, by its
+ops; all else comes from structure alone. So equal layers call one kernel, and moving a user's line
+changes no text. Parameters are in order of first use, axes are i, j, .. in order of the stores,
+then of use.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from itertools import count
 
+from rung.core import origins
 from rung.core.expr import Expr, sym
 from rung.core.op import RESERVED, Func, Op, Value
 from rung.core.ops import Map, Sub
+from rung.core.origins import Origin
 from rung.core.rewrite import renamed
 from rung.core.scalar import SCALARS
 from rung.loop.emit import Copier, Emitter, hint
@@ -26,19 +30,23 @@ LETTERS = "ijklmnop"
 PARTS = 4  # words in a kernel's name
 
 
-def canonical(module: Module) -> Module:
-    """The module with kernels renamed, those of equal text merged, and unused ones dropped."""
+def canonical(module: Module, title: Callable[[Sequence[Origin]], str] = lambda _: "") -> Module:
+    """The module with kernels renamed, those of equal text merged, and unused ones dropped.
+
+    `title` gives the name of a kernel by what a call of it computes, or "".
+    """
     kernels = {k.name: k for k in module.kernels}
     known: dict[str, Func] = {}  # text under the plain name -> kernel under its final name
     made: dict[str, tuple[Func, tuple[int, ...]]] = {}
     taken: set[str] = set()
 
-    def final(name: str) -> tuple[Func, tuple[int, ...]]:
+    def final(call: KernelCall) -> tuple[Func, tuple[int, ...]]:
+        name = call.callee
         if name not in made:
             plain, order = canonical_kernel(kernels[name])
             text = str(plain)
             if text not in known:
-                new = plain.name
+                new = title(origins.of_all(call.results)) or plain.name
                 if new in taken:
                     new += "_" + sha256(text.encode()).hexdigest()[:6]
                 taken.add(new)
@@ -49,7 +57,7 @@ def canonical(module: Module) -> Module:
     def renew(op: Op) -> Op:
         if not isinstance(op, KernelCall):
             return op
-        func, order = final(op.callee)
+        func, order = final(op)
         return replace(op, callee=func.name, args=tuple(op.args[n] for n in order))
 
     programs = tuple(p.with_ops([renew(op) for op in p.body.ops]) for p in module.programs)

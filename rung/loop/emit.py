@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rung.core import origins
 from rung.core.errors import RungError
 from rung.core.expr import Expr, Sym, sym
 from rung.core.op import Builder, Effect, Func, Names, Op, Value, attributes
@@ -122,7 +121,6 @@ class Copier:
         hints = [r.name for r in op.results]
         new = self.out.add(replace(self._moved(op), results=()), *hints)
         self.values.update(zip(op.results, new, strict=True))
-        origins.derive(new, op.results)
         return new
 
     def _moved(self, op: Op) -> Op:

@@ -318,8 +318,9 @@ class _Fusion(Graph):
         if plan.mode == "keep":
             self.keep(plan.producer, *plan.consumers)
         self.drop(plan.producer)
-        for c, piece in zip(plan.consumers, plan.fused, strict=True):
-            origins.derive(piece.results, plan.olds[0].results)
+        for c, old, piece in zip(plan.consumers, plan.olds[1:], plan.fused, strict=True):
+            for result in old.results:
+                origins.derive([result], old.behind(result).intersection(plan.olds[0].results))
             self.drop(c)
             self.put(c, piece)
         for n in sorted({m for c in plan.consumers for m in self.around(c)}):

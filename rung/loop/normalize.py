@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 
-from rung.core import origins
 from rung.core.expr import ONE, ZERO, Bounds, Expr, FloorDiv, Mod, Sym, is_size, sym
 from rung.core.op import Func, Op, Value
 from rung.core.ops import IndexValue, Sub
@@ -78,7 +77,6 @@ class _Splitting(Copier):
             states = self.out.add(Fold(op.carrier, states, axis, self.out.axes[axis], op.acc),
                                   *(r.name for r in op.results))
         self.values.update(zip(op.results, states, strict=True))
-        origins.derive(states, op.results)
         return states
 
 
@@ -175,7 +173,6 @@ def _redeclared(func: Func, buffers: dict[Value, Value],
         results = tuple(r if r.type == t else replace(r, type=t)
                         for r, t in zip(op.results, new.infer(), strict=True))
         values.update(zip(op.results, results, strict=True))
-        origins.derive(results, op.results)
         ops.append(replace(new, results=results))
     func = func.with_ops(ops)
     return replace(func, params=tuple(buffers.get(v, v) for v in func.params),

@@ -44,6 +44,17 @@ class Piece:
         """Argument of the call to parameter of the kernel."""
         return dict(zip(self.args, self.func.params, strict=True))
 
+    def behind(self, result: Value) -> set[Value]:
+        """The arguments that a result depends on."""
+        if len(self.results) == 1:
+            return set(self.args)
+        states = {r: self.params[u] for r, u in zip(self.results, self.updates, strict=False)}
+        buffer = (self.outs | states)[result]
+        read = [v for op in self.func.body.ops if isinstance(op, Store) and op.buf is buffer
+                for v in op.operands()]
+        loaded = {op.buf for v in read for op in _behind(self.func, v) if isinstance(op, Load)}
+        return {a for a, p in self.params.items() if p in loaded}
+
 
 @dataclass
 class _Splice:

@@ -78,7 +78,7 @@ def _inlined(call: Apply, layer: Func, names: Names, same: dict[Value, Value]) -
         (op,) = substitute([old], values)
         results = tuple(values.get(r) or Value(names(r.name), r.type) for r in old.results)
         values.update(zip(old.results, results, strict=True))
-        origins.derive(results, call.results)
+        origins.derive_copy(results, old.results, call.results)
         yield replace(op, results=results)
 
 
@@ -245,6 +245,9 @@ def _outlined(main: Func, reads: _Reads, run: Run, name: str) -> tuple[Func, Fun
         outs = tuple(reads.outputs(segment))
         calls.append(Apply(name, tuple(reads.inputs(segment)),
                            tuple(v.type for v in outs), impure, results=outs))
+        origins.note_copy(outs, {a: b for one, two in zip(first, segment, strict=True)
+                                 for x, y in zip(ops[one].results, ops[two].results, strict=True)
+                                 for a, b in zip(origins.of(x), origins.of(y), strict=False)})
     end = run.segment(run.count - 1).stop
     trace.emit("fired", "outline", name, f"{run.count} layers of {run.period} ops")
     return main.with_ops([*ops[:run.start], *calls, *ops[end:]]), layer

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
+from rung.core import origins
 from rung.core.op import Func, Op, Value, walk
 from rung.core.ops import Map
 from rung.core.rewrite import dead_code
@@ -40,6 +41,7 @@ def _joined(op: Op, made: Mapping[Value, Op], uses: Counter[Value]) -> Op | None
         if (isinstance(last, Scatter) and last.combine == "add" and _is_zero(made.get(last.x))
                 and _is_sum(made.get(x)) and uses[x] == uses[scattered] == 1
                 and shape_of(x) == shape_of(scattered)):
+            origins.derive(op.results, [scattered])
             return replace(last, x=x, results=op.results)
     return None
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from rung.core import origins
 from rung.core.expr import sym
 from rung.core.op import Builder, Func, Op, Value
 from rung.core.ops import Cast, Const, Map, Yield
@@ -222,6 +223,8 @@ def open_composites(program: Func, keep: Callable[[Composite], bool]) -> Func:
             last = body.pop()
             assert isinstance(last, Yield)
             values.update(zip(op.results, last.values, strict=True))
+            own = {r for x in body for r in x.results}
+            origins.derive((v for v in last.values[:1] if v in own), op.results[:1])
             ops += body
     return program.with_ops(ops)
 

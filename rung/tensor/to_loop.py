@@ -96,6 +96,7 @@ class _Lowering:
         if key not in self.kernels:
             self.kernels[key] = replace(made, name=self.names(stem))
         kernel = self.kernels[key]
+        origins.derive([result], maker.absorbed)
         updates = tuple(v for v, p in maker.params.items() if p in maker.updated)
         return KernelCall(kernel.name, tuple(maker.params), updates, (result.type,),
                           results=(result,))
@@ -125,6 +126,7 @@ class _Maker:
         self.params: dict[Value, Value] = {}
         self.outs: list[Value] = []
         self.updated: set[Value] = set()
+        self.absorbed: list[Value] = []  # what is not read but computed in this kernel
 
     def kernel(self, name: str) -> Func:
         return loop.make_kernel(name, self.params.values(), self.outs, self.builder, self.axes)
@@ -157,11 +159,13 @@ class _Maker:
         if isinstance(value.type, TensorType):
             through = self.through(value, subs, mask, fill)
             if through is not None:
+                self.absorbed.append(value)
                 return through
             return self.one(loop.Load(self.param(value), tuple(subs), mask, fill), "t")
         if isinstance(value.type, IndexType) and is_size(value.name):
             return self.one(IndexValue(sym(value.name)))
         op = self.made.get(value)
+        self.absorbed.append(value)
         if isinstance(op, Item):
             return self.load(op.x, ())
         if not isinstance(op, Const | Map | Cast | IndexValue):

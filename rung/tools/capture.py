@@ -17,7 +17,8 @@ from torch import fx
 from rung.core.errors import RungError
 from rung.frontends.torch import compat
 from rung.frontends.torch.backend import as_it_is, traced
-from rung.frontends.torch.importer import FRAME, TORCH, Imported, import_graph
+from rung.frontends.torch.importer import Imported, import_graph
+from rung.frontends.torch.sources import FRAME, TORCH
 from rung.runtime.tensors import cloned
 from rung.tools.given import SEED, Args, Given, UserError, failure, inputs_of
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from rung.core import origins, trace
+from rung.core import trace
 from rung.core.cost import Bound, bound
 from rung.core.errors import RungError
 from rung.core.op import Func, walk
@@ -30,7 +30,7 @@ from rung.tools.capture import Capture, Graph
 from rung.tools.costs import Cost
 from rung.tools.flops import bytes_after, bytes_before, flops
 from rung.tools.given import Given, UsageError
-from rung.tools.show import Request, captured, describe, modules, sources_of
+from rung.tools.show import Request, captured, describe, modules, sites_of
 
 MOST = 12  # lines of one list in the default report
 FULL = 3  # kernels of which it tells everything, and alternatives of each
@@ -139,7 +139,7 @@ def _kernels(reached: Reached) -> Iterator[str]:
         cost = least[kernel.name]
         if kernel.name in full:
             yield f"  kernel {kernel.name}{calls}"
-            yield from (f"    from {x}" for x in describe(sources_of(loop, kernel)))
+            yield from (f"    from {x}" for x in describe(sites_of(loop, kernel)))
             yield from _levels(kernel, reached)
             yield f"    {roofline(cost)}"
             mapped = next((k for k in tiles.kernels if k.name == kernel.name), kernel)
@@ -149,10 +149,10 @@ def _kernels(reached: Reached) -> Iterator[str]:
 
 
 def _levels(kernel: Func, reached: Reached) -> Iterator[str]:
-    """What fusion did, on both its levels: the ATen calls that are grouped into one kernel, and
-    inside it the loops that are left of theirs and the values that wait in memory between them."""
-    grouped = dict.fromkeys(o for v in sources_of(reached.modules["loop"], kernel)
-                            for o in origins.of(v))
+    """What fusion did, on both its levels: the ATen calls that are grouped into one kernel, by the
+    first call of it, and inside it the loops that are left of theirs and the values that wait in
+    memory between them."""
+    grouped = next(iter(sites_of(reached.modules["loop"], kernel)), ())
     names = sorted(Counter(o.target for o in grouped).items())
     yield from _list(f"    graph level: {counted(len(grouped), 'ATen call')} in one kernel:",
                      [name + (f" x{n}" if n > 1 else "") for name, n in names])

@@ -7,13 +7,14 @@ comments. A graph that some rung cannot take is shown down to the rung before it
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rung.core import origins, trace
 from rung.core.config import Settings
 from rung.core.errors import LoweringError, MappingError, RungError
-from rung.core.op import Func, Op, Value, walk
+from rung.core.op import Func, Op
+from rung.core.origins import Origin
 from rung.core.text import print_func
 from rung.pipeline import PASSES, Context, generated, read_mappings, run_pass
 from rung.program.ir import KernelCall, Module
@@ -157,7 +158,8 @@ def annotated(module: Module) -> str:
     """The text of a module with the origins of its ops and kernels as comments."""
     parts = [print_func(p, note) for p in module.programs]
     for kernel in module.kernels:
-        lines = describe(sources_of(module, kernel))
+        sites = sites_of(module, kernel)
+        lines = ([f"called at {len(sites)} sites"] if len(sites) > 1 else []) + describe(sites)
         parts.append("".join(f"# {kernel.name}: {x}\n" for x in lines) + str(kernel))
     return "\n\n".join(parts) + "\n"
 
@@ -168,18 +170,24 @@ def note(op: Op) -> str:
     return ", ".join(sorted(x for x in lines if x and not x.startswith(EXPRESSION)))
 
 
-def sources_of(module: Module, kernel: Func) -> list[Value]:
-    """The values that know where a kernel comes from: those in it, and what its calls give."""
-    calls = [op for p in module.programs for op in p.body.ops
-             if isinstance(op, KernelCall) and op.callee == kernel.name]
-    return [r for op in (*walk(kernel.body), *calls) for r in op.results]
+def sites_of(module: Module, kernel: Func) -> list[tuple[Origin, ...]]:
+    """What each call of a kernel computes."""
+    return [origins.of_all(op.results) for p in module.programs for op in p.body.ops
+            if isinstance(op, KernelCall) and op.callee == kernel.name]
 
 
-def describe(values: Sequence[Value], most: int = 8) -> list[str]:
-    """`file:line  code  (operators)` for each line that the values come from."""
-    lines: dict[tuple[str, str], dict[str, None]] = {}
-    for origin in dict.fromkeys(o for v in values for o in origins.of(v)):
-        lines.setdefault((origin.line, origin.code), {})[origin.target] = None
-    rows = [f"{line or '(no line)'}  {code}  ({', '.join(targets)})".replace("    ", " ")
-            for (line, code), targets in lines.items()]
+def describe(sites: Sequence[Sequence[Origin]], most: int = 8) -> list[str]:
+    """`file:line  code  (operators)  in modules` for each line that calls of a kernel come from."""
+    lines: dict[tuple[str, str], list[Origin]] = {}
+    for origin in (o for site in sites for o in site):
+        lines.setdefault((origin.line, origin.code), []).append(origin)
+    rows = [f"{line or '(no line)'}  {code}  ({', '.join(dict.fromkeys(o.target for o in found))})"
+            .replace("    ", " ") + _modules(dict.fromkeys(o.module for o in found if o.module))
+            for (line, code), found in lines.items()]
     return rows if len(rows) <= most else [*rows[:most], f"and {len(rows) - most} lines more"]
+
+
+def _modules(paths: Mapping[str, None], most: int = 4) -> str:
+    """`  in stages.0.act, stages.1.act` of the modules that ran."""
+    more = f" and {len(paths) - most} more" if len(paths) > most else ""
+    return f"  in {', '.join(list(paths)[:most])}{more}" if paths else ""

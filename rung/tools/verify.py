@@ -23,8 +23,9 @@ from rung.core import origins
 from rung.core.config import Settings
 from rung.core.op import Effect, Func, Op, Value, walk
 from rung.core.options import Options
-from rung.frontends.torch.importer import Imported, origin_of
+from rung.frontends.torch.importer import Imported
 from rung.frontends.torch.oracle import to_numpy
+from rung.frontends.torch.sources import origin_of
 from rung.pipeline import Context, Stages
 from rung.program.ir import Call, Check, KernelCall, Module, Return
 from rung.runtime.tensors import cloned

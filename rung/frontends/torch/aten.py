@@ -21,6 +21,7 @@ from rung.core.errors import Unsupported, VerifyError
 from rung.core.expr import ONE, ZERO, Expr, may_be_negative
 from rung.core.op import Block, Builder, Func, Op, Value, names_of, walk
 from rung.core.ops import Map, Yield
+from rung.core.origins import Origin
 from rung.core.rewrite import dead_code
 from rung.core.scalar import SCALARS
 from rung.core.types import DTYPES, F32, F64, FLOAT, TensorType, Type, dtype_of, shape_of
@@ -143,6 +144,9 @@ class _Lowering:
             trace.emit("declined", "lower", call.target, str(error))
             return False
         trace.emit("fired", "lower", call.target)
+        for old in call.results if not origins.of_all(call.results) else ():
+            place = len(self.builder.ops)
+            origins.record(old, [Origin(old.name, call.target, place=place)])  # of a text
         made = {v for op in inner.ops for v in op.results}
         names = {v: replace(v, name=old.name) for old, v in
                  zip(call.results, values, strict=True) if v in made}
@@ -151,7 +155,8 @@ class _Lowering:
                 op = replace(op, node=call.results[0].name)
             self.builder.ops.append(op)
             for part in walk(Block((), (op,))):
-                origins.derive(part.results, call.results)
+                origins.derive_parts(part.results, call.results)
+        origins.derive((names[v] for v in values[:1] if v in names), call.results)
         for old, v in zip(call.results, values, strict=True):
             self.new[old] = names.get(v, v)
             self.note_inside(old, self.new[old])

@@ -371,6 +371,26 @@ def decomposed(gm: fx.GraphModule) -> dict[str, list[str]]:
     return found
 
 
+@dataclass(frozen=True)
+class Source:
+    """What torch notes of how a node was made: Python's stack, the modules (path, class) from the
+    outermost, the function that the user called, and whether the node is of its gradient."""
+
+    stack: str
+    modules: Sequence[tuple[str, object]]
+    function: str
+    backward: bool
+
+
+def source_of(node: fx.Node) -> Source:
+    """Where a node comes from."""
+    meta = node.meta
+    backward = meta.get("partitioner_tag") == "is_backward"
+    modules = meta.get("fwd_nn_module_stack") or meta.get("nn_module_stack") or {}
+    functions = meta.get("fwd_source_fn_stack") or meta.get("source_fn_stack") or [("", None)]
+    return Source(meta.get("stack_trace") or "", list(modules.values()), functions[-1][0], backward)
+
+
 def described(gm: fx.GraphModule) -> tuple[list[tuple[fx.Node, Any]], list[tuple[Any, Any]]]:
     """(node, what it is to AOTAutograd) of the inputs and of the results of a graph."""
     nodes = list(gm.graph.nodes)

@@ -29,7 +29,7 @@ from torch import fx
 from torch.utils._pytree import tree_leaves
 
 from rung.frontends.torch import compat
-from rung.frontends.torch.importer import origin_of
+from rung.frontends.torch.sources import origin_of
 
 
 def fault(gm: fx.GraphModule) -> str:

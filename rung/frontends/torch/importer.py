@@ -17,8 +17,6 @@ it is.
 from __future__ import annotations
 
 import operator
-import os
-import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -35,10 +33,10 @@ from rung.core import origins
 from rung.core.errors import Unsupported
 from rung.core.expr import ONE, Expr, is_size, may_be_negative, sym
 from rung.core.op import RESERVED, Block, Func, Names, Op, Value
-from rung.core.origins import Origin
 from rung.core.types import BOOL, DTYPES, FLOAT, INDEX, DType, TensorType, Type, VecType, shape_of
 from rung.frontends.torch.compat import Sympy, is_signed, size_expr, with_effects
 from rung.frontends.torch.higher import APPLY, FUNCTION, Applied
+from rung.frontends.torch.sources import origin_of
 from rung.program import ir as program
 
 TORCH_DTYPES: dict[torch.dtype, DType] = {getattr(torch, name): DTYPES[ours] for name, ours in (
@@ -389,7 +387,7 @@ class _Importer:
                        for n, t in zip(sizes, op.infer(), strict=True))
         self.ops.append(replace(op, results=values))
         for value in values:
-            origins.record(value, [origin_of(node)])
+            origins.record(value, [origin_of(node, len(self.ops))])
             self.unread.discard(value.name)
         for value in values:
             steps = value.type.strides or () if isinstance(value.type, TensorType) else ()
@@ -467,15 +465,3 @@ def _check_sizes(func: Func) -> None:
     free = {s for shape in shapes for size in shape for s in size.symbols()} - known
     if free:
         raise Unsupported(f"no argument gives the sizes {', '.join(sorted(free))}")
-
-
-FRAME = re.compile(r'File "([^"]+)", line (\d+), in [^\n]*(?:\n\s+([^\n]*))?')
-TORCH = os.path.dirname(torch.__file__)
-
-
-def origin_of(node: fx.Node) -> Origin:
-    """The node and the innermost line of the user's code that made it."""
-    frames = FRAME.findall(node.meta.get("stack_trace") or "")
-    own = [f for f in frames if not f[0].startswith(TORCH)] or frames
-    path, line, code = own[-1] if own else ("", "", "")
-    return Origin(node.name, str(node.target), f"{path}:{line}" if path else "", code)
