@@ -101,6 +101,33 @@ def test_equal_kernels_keep_the_names_of_their_own_sizes() -> None:
     agrees(lambda x, y: (x.sin(), y.sum(1)), [x, y], dynamic=True)
 
 
+FLOATS: dict[str, Callable[[torch.Tensor, float], torch.Tensor]] = {
+    "softshrink": F.softshrink, "hardshrink": F.hardshrink, "leaky_relu": F.leaky_relu,
+    "threshold": lambda x, k: F.threshold(x, k, 0.5), "elu": F.elu, "celu": F.celu,
+    "softplus": F.softplus, "softplus above": lambda x, k: F.softplus(x, 1.0, k)}
+
+
+@pytest.mark.parametrize("name", FLOATS)
+def test_one_graph_for_all_floats(name: str) -> None:
+    """After the first float, which torch takes for a constant; the values are the kernel's."""
+    fn, special = FLOATS[name], [float("nan"), float("inf"), -float("inf"), 0.0, -0.0]
+    x = torch.tensor([*special, *torch.linspace(-4, 4, 9).tolist(), 0.3, -0.3])
+    run, results = rung(fn), list[Sequence[torch.Tensor]]()
+    counters.clear()
+    for k in (2.0, 0.3, 3.0, 0.25):
+        xs = [x.clone().requires_grad_(name != "celu") for _ in range(2)]  # whose gradient asks
+        ys = run(xs[0], k), fn(xs[1], k)
+        results.append(ys)
+        if ys[1].requires_grad:
+            results.append([torch.autograd.grad(y.sum(), x)[0]
+                            for x, y in zip(xs, ys, strict=True)])
+    assert counters["stats"]["unique_graphs"] == 2
+    exact = name in ("softshrink", "hardshrink", "leaky_relu", "threshold")
+    for got, want in results:
+        same(got, want, exact)
+        assert not exact or torch.equal(got.signbit() | got.isnan(), want.signbit() | want.isnan())
+
+
 def _into(view: Callable[..., torch.Tensor]) -> Callable[..., Any]:
     def fn(x: torch.Tensor, y: torch.Tensor, *sizes: int) -> Any:
         v = view(x, *sizes)

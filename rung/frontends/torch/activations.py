@@ -70,7 +70,7 @@ def elu_backward(grad: Term, alpha: float, scale: float, input_scale: float, is_
                  x: Term) -> Term:
     slope = alpha * scale
     inner = x + slope if is_result else exp(x * input_scale) * slope
-    return where(x > 0, grad * scale, grad * input_scale * inner)
+    return where(x <= 0, grad * input_scale * inner, grad * scale)  # of NaN, the gradient
 
 
 def celu(x: Term, alpha: float) -> Term:

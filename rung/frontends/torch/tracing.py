@@ -136,11 +136,54 @@ def channel_shuffle(x: torch.Tensor, groups: int) -> torch.Tensor:
     return made.contiguous(memory_format=torch.channels_last) if last else made
 
 
+def with_float_arguments(write: compat.Function) -> compat.Function:
+    """`write` for floats that are arguments of the user's: torch can keep these unknown in
+    arithmetic and comparisons alone, and compiles anew for each value that another operator takes.
+    In half precision, where kernels round their floats, it does."""
+    def written(*args: Any) -> Any:
+        wide = all(x.dtype in (torch.float32, torch.float64) for x in args
+                   if isinstance(x, torch.Tensor))
+        known = not any(isinstance(x, torch.SymFloat) for x in args)
+        return NotImplemented if known or not wide else write(*args)
+    return written
+
+
+def elu(x: torch.Tensor, alpha: float, scale: float = 1, input_scale: float = 1) -> torch.Tensor:
+    return torch.where(x < 0, torch.expm1(x * input_scale) * (alpha * scale), x * scale)
+
+
+def celu(x: torch.Tensor, alpha: float) -> torch.Tensor:
+    return elu(x, alpha, 1, 1 / alpha)
+
+
+def softshrink(x: torch.Tensor, limit: float) -> torch.Tensor:
+    inside = torch.where(x.isnan(), x, 0)
+    return torch.where(x > limit, x - limit, torch.where(x < -limit, x + limit, inside))
+
+
+def hardshrink(x: torch.Tensor, limit: float) -> torch.Tensor:
+    return torch.where((x > limit) | (x < -limit) | x.isnan(), x, 0)
+
+
+def shrink_backward(grad: torch.Tensor, x: torch.Tensor, limit: float) -> torch.Tensor:
+    return torch.where((x > limit) | (x < -limit), grad, 0)
+
+
+BY_FLOATS: dict[OperatorBase, compat.Function] = {
+    **compat.get_decompositions([
+        aten.leaky_relu, aten.leaky_relu_backward, aten.elu_backward, aten.softplus,
+        aten.softplus_backward, aten.threshold, aten.threshold_backward]),
+    aten.elu.default: elu, aten.celu.default: celu, aten.softshrink.default: softshrink,
+    aten.hardshrink.default: hardshrink, aten.softshrink_backward.default: shrink_backward,
+    aten.hardshrink_backward.default: shrink_backward}
+"""Operators by arithmetic, comparisons and what takes no floats, with the kernels' results."""
+
 SHUFFLED = compat.get_decompositions([aten.channel_shuffle])[aten.channel_shuffle.default]
 DECOMPOSITIONS: dict[OperatorBase, compat.Function] = {
     **compat.get_decompositions(WRITTEN_OUT),
     **{op: of_floats(f, besides) for packet, besides in OF_FLOATS.items()
        for op, f in compat.get_decompositions([packet]).items()},
+    **{op: with_float_arguments(write) for op, write in BY_FLOATS.items()},
     aten.channel_shuffle.default: channel_shuffle, aten.glu_backward.default: glu_backward,
     aten.native_dropout.default: native_dropout,
     aten.native_dropout_backward.default: native_dropout_backward}
