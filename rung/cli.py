@@ -19,6 +19,8 @@ from typing import NoReturn, TypeVar
 from rung.core.config import Settings
 from rung.core.errors import RungError
 from rung.core.options import Options
+from rung.targets import TARGETS
+from rung.tools.benchmarks import GROUPS, NAMES
 
 PASSED, FAILED, USAGE, PIPE, INTERRUPTED = 0, 1, 2, 141, 130
 RUNGS = ("torch", "program", "tensor", "loop", "tile", "kernel", "source")
@@ -106,6 +108,9 @@ def _repro(args: argparse.Namespace) -> Report:
     if not args.out:
         return made
     Path(args.out).write_text(made)
+    beside = f" and {Path(args.out).with_suffix('.pt')}, its inputs" * ("torch.load(" in made)
+    said = made.splitlines()[0].strip('"')
+    print(f"rung: wrote {args.out}{beside}\n{said}", file=sys.stderr)
     return ""
 
 
@@ -148,12 +153,61 @@ def _opt(args: argparse.Namespace) -> str:
     return opt.opt(args.file, opt.Request(passes, args.to, args.target, args.run_it))
 
 
-def _bench(args: argparse.Namespace) -> str:
+def _bench(args: argparse.Namespace) -> Report:
     from rung.tools import bench
 
     against = tuple(x for x in args.against.split(",") if x)
-    return bench.bench(args.name, bench.Request(
+    return "", bench.bench(args.name, bench.Request(
         against, args.json, args.quick, args.target, args.threads))
+
+
+# --- arguments; what is wrong with one is told before torch is loaded
+
+def _build(text: str) -> str:
+    """FILE.py:BUILD, where the file is there."""
+    path, _, name = text.rpartition(":")
+    if not path or not name.isidentifier():
+        raise argparse.ArgumentTypeError(f"expected FILE.py:BUILD or -c EXPR, not {text!r}")
+    _input(path)
+    return text
+
+
+def _input(text: str) -> str:
+    """A file that is there; - is stdin, "" is none."""
+    if text not in ("", "-") and (not Path(text).exists() or Path(text).is_dir()):
+        raise argparse.ArgumentTypeError(f"there is no file {text}")
+    return text
+
+
+def _output(text: str) -> str:
+    """A file that can be written to; "" is none."""
+    path = Path(text)
+    if text and (path.is_dir() or not os.access(
+            path if path.exists() else path.parent, os.W_OK)):
+        raise argparse.ArgumentTypeError(f"{text} cannot be written to")
+    return text
+
+
+def _benchmark(text: str) -> str:
+    if text in NAMES:
+        return text
+    if ":" in text:
+        return _build(text)
+    raise argparse.ArgumentTypeError(f"there is no benchmark {text!r}; there are "
+                                     f"{', '.join(NAMES)}, or FILE.py:BUILD")
+
+
+def _at_least(least: int, kind: Callable[[str], float] = int) -> Callable[[str], float]:
+    """A number that is not less."""
+    def number(text: str) -> float:
+        try:
+            found = kind(text)
+        except ValueError:
+            found = float("nan")
+        if found >= least:
+            return found
+        raise argparse.ArgumentTypeError(f"expected a number from {least} on, not {text!r}")
+    return number
 
 
 # --- the parser
@@ -178,7 +232,8 @@ def parser() -> Parser:
                          help="call it again with these arguments, an expression such as "
                          "(torch.randn(3, 8), 2): what is compiled anew, and why")
     opt = _command(commands, "opt", "read a dump, run passes on it, and print it", _opt)
-    opt.add_argument("file", metavar="FILE.ir", help="a dump of `rung show`; - is stdin")
+    opt.add_argument("file", type=_input, metavar="FILE.ir",
+                     help="a dump of `rung show`; - is stdin")
     opt.add_argument("--passes", default="", metavar="A,B", help="run these passes")
     opt.add_argument("--to", choices=RUNGS[1:], default="", help="lower to this rung")
     _target_option(opt)
@@ -190,11 +245,11 @@ def parser() -> Parser:
     _function_options(repro)
     repro.add_argument("--kernel", default="", metavar="NAME",
                        help="one kernel, as a dump for rung opt --run; as C where -o ends in .c")
-    repro.add_argument("-o", dest="out", default="", metavar="FILE",
+    repro.add_argument("-o", dest="out", type=_output, default="", metavar="FILE",
                        help="write this file, and the inputs beside it (default: stdout)")
     certify = _command(commands, "certify", "compare a function with eager over ranges of sizes",
                        _certify)
-    certify.add_argument("build", metavar="FILE.py:BUILD",
+    certify.add_argument("build", type=_build, metavar="FILE.py:BUILD",
                          help="BUILD(batch=3) returns (function or module, example arguments)")
     certify.add_argument("--dim", action="append", default=[], metavar="NAME=LOW..HIGH",
                          help="an argument of BUILD, and the sizes it may have, as batch=0..64")
@@ -218,24 +273,25 @@ def _function_options(made: Parser) -> None:
     what.add_argument("-c", dest="expression", metavar="EXPR",
                       help="an expression; torch, nn and F are in scope, and the results of "
                       "torch.randn and other factories are the inputs")
-    what.add_argument("build", nargs="?", metavar="FILE.py:BUILD",
+    what.add_argument("build", nargs="?", type=_build, metavar="FILE.py:BUILD",
                       help="BUILD() returns (function or module, example arguments)")
     _target_option(made)
     made.add_argument("--train", action="store_true", help="the forward and backward graphs")
-    made.add_argument("--mapping", default="", metavar="FILE", help="mappings to use, by kernel")
+    made.add_argument("--mapping", type=_input, default="", metavar="FILE",
+                      help="mappings to use, by kernel")
 
 
 def _target_option(made: Parser) -> None:
     made.add_argument("--target", default=Settings.from_environment().target or "cpu",
-                      metavar="NAME", help="the machine: " + ", ".join(_targets())
+                      metavar="NAME", help="the machine: " + ", ".join(TARGETS)
                       + " (default: RUNG_TARGET, else cpu, which is this machine's best)")
 
 
 def _fuzz_options(made: Parser) -> None:
-    made.add_argument("--seed", type=int, default=0, help="the first seed (default: 0)")
-    made.add_argument("--count", type=int, default=100, help="how many (default: 100)")
-    made.add_argument("--minutes", type=float, default=0, help="stop after so long (default: 0, no "
-                      "limit)")
+    made.add_argument("--seed", type=_at_least(0), default=0, help="the first seed (default: 0)")
+    made.add_argument("--count", type=_at_least(0), default=100, help="how many (default: 100)")
+    made.add_argument("--minutes", type=_at_least(0, float), default=0,
+                      help="stop after so long (default: 0, no limit)")
     made.add_argument("--mappings", dest="kind", action="store_const", const="mappings",
                       default="programs", help="random mappings of known kernels, not programs")
     made.add_argument("--text", dest="kind", action="store_const", const="text",
@@ -246,24 +302,18 @@ def _fuzz_options(made: Parser) -> None:
 
 
 def _bench_options(made: Parser) -> None:
-    from rung.tools.benchmarks import NAMES
-
-    made.add_argument("name", nargs="?", choices=NAMES, metavar="NAME",
-                      help=f"one of {', '.join(NAMES)} (default: all but the "
-                      "models, which `models` runs)")
+    made.add_argument("name", nargs="?", type=_benchmark, metavar="NAME",
+                      help=f"one of {', '.join(NAMES)}, or FILE.py:BUILD, where BUILD() returns "
+                      "(function or module, example arguments) (default: all without models; "
+                      f"{', '.join(GROUPS)} run groups of these)")
     made.add_argument("--against", default="eager,inductor", metavar="A,B",
                       help="what to compare with (default: eager,inductor)")
-    made.add_argument("--json", default="", metavar="FILE", help="write the figures here too")
+    made.add_argument("--json", type=_output, default="", metavar="FILE",
+                      help="write the figures here too")
     made.add_argument("--quick", action="store_true", help="tiny sizes: does it run at all?")
-    made.add_argument("--threads", type=int, default=0, metavar="N",
+    made.add_argument("--threads", type=_at_least(1), default=0, metavar="N",
                       help="threads of all that is measured (default: torch's)")
     _target_option(made)
-
-
-def _targets() -> Sequence[str]:
-    from rung.targets.base import TARGETS
-
-    return tuple(TARGETS)
 
 
 def _version() -> str:
@@ -279,7 +329,7 @@ def _epilog() -> str:
     """The options of torch.compile's `options=` and the environment's variables."""
     rows = [f"  {name:<16} {text} ({kind}, default: {default})"
             for name, kind, default, text in Options.describe()]
-    rows += [f"  {'':<16} targets: {', '.join(_targets())}", "", "environment variables:"]
+    rows += [f"  {'':<16} targets: {', '.join(TARGETS)}", "", "environment variables:"]
     rows += [f"  {name:<16} {text} (default: {default})"
              for name, text, default in Settings.describe()]
     return "\n".join(['options of torch.compile(model, backend="rung", options={...}):', *rows,

@@ -11,11 +11,15 @@ import sys
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from rung import cli
 from rung.core.options import MODES, Options
+from rung.tools import bench
+from rung.tools.benchmarks import NAMES, Benchmark, Variant
 
 RELU_MM = "torch.relu((torch.randn(20, 12) + torch.randn(12)) @ torch.randn(12, 16))"
 OURS = ("program", "tensor", "loop", "tile", "kernel")
@@ -57,7 +61,16 @@ def test_help_lists_commands_options_and_variables(rung) -> None:
     (("show", "nothing"), "FILE.py:BUILD"),
     (("opt", "missing.ir"), "missing.ir"),
     (("bench", "fast"), "pointwise"),
-    (("certify", "missing.py:build", "--dim", "batch=4"), "a range is like batch=0..64"),
+    (("bench", "missing.py:build"), "no file missing.py"),
+    (("bench", "tiny", "--threads", "0"), "a number from 1 on"),
+    (("bench", "tiny", "--threads", "two"), "a number from 1 on"),
+    (("bench", "tiny", "--json", "/nowhere/figures.json"), "cannot be written to"),
+    (("fuzz", "--count", "-1"), "a number from 0 on"),
+    (("fuzz", "--seed", "-1"), "a number from 0 on"),
+    (("fuzz", "--minutes", "nan"), "a number from 0 on"),
+    (("repro", "-c", "torch.randn(3) + 1", "-o", "/"), "cannot be written to"),
+    (("show", "-c", "torch.randn(3) + 1", "--mapping", "missing.map"), "no file missing.map"),
+    (("certify", f"{__file__}:build", "--dim", "batch=4"), "a range is like batch=0..64"),
     (("explain", "-c", "torch.randn(3) + 1", "--only", "loops"), "there are dynamo, guards"),
     (("explain", "-c", "torch.randn(3) + 1", "--again", "torch.rand("), "SyntaxError"),
     (("bench", "pointwise", "--against", "tvm"), "eager, inductor"),
@@ -68,6 +81,16 @@ def test_wrong_usage_is_2_and_names_what_is_known(rung, args: tuple[str, ...], s
     assert "rung: error: " in err
     assert says in err
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("args", [
+    ("show", "missing.py:build"), ("opt", "missing.ir"), ("bench", "fast"),
+    ("certify", "missing.py:build"), ("fuzz", "--count", "-1")])
+def test_wrong_usage_is_told_before_anything_large_is_loaded(args: tuple[str, ...]) -> None:
+    run = subprocess.run([sys.executable, "-X", "importtime", "-m", "rung", *args],
+                         capture_output=True, text=True, check=False, timeout=120)
+    assert run.returncode == 2
+    assert not re.findall(r"\| +(?:torch|numpy)\b", run.stderr)
 
 
 def test_a_program_that_fails_is_1(rung) -> None:
@@ -298,7 +321,9 @@ def test_bisect_tells_each_pass(rung) -> None:
 def test_repro_writes_a_file(rung, tmp_path: Path) -> None:
     path = tmp_path / "graph.py"
     code, out, err = rung("repro", "-c", RELU_MM, "-o", str(path))
-    assert (code, out, err) == (0, "", "")
+    assert (code, out) == (0, "")
+    assert err == (f"rung: wrote {path} and {path.with_suffix('.pt')}, its inputs\n"
+                   f"{RELU_MM}: rung and eager agree\n")
     assert "rung and eager agree" in path.read_text()
     assert path.with_suffix(".pt").exists()
     code, out, _ = rung("repro", "-c", RELU_MM, "--kernel", "mm_relu")
@@ -327,6 +352,57 @@ def test_bench_writes_its_figures(rung, tmp_path: Path) -> None:
     assert row["seconds"].keys() == {"rung", "eager"}
     assert row["difference"] < 1e-5
     assert 0 < row["share_of_peak"] < 2
+
+
+QUICK = ("--quick", "--against", "eager")
+
+
+def test_bench_of_the_users_file(rung, module: str, tmp_path: Path) -> None:
+    path = tmp_path / "figures.json"
+    code, out, _ = rung("bench", f"{module}:build", *QUICK, "--json", str(path))
+    assert code == 0 and f"\n{module}:build" in out
+    (row,) = json.loads(path.read_text())["results"]
+    assert row["launches"] == 1 and row["ratio"].keys() == {"eager"}
+    code, out, err = rung("bench", f"{module}:broken", *QUICK, "--json", str(path))
+    assert code == 1 and "ZeroDivisionError" in out and "rung: error: " in err
+    assert "ZeroDivisionError" in json.loads(path.read_text())["results"][0]["error"]
+    code, out, err = rung("bench", f"{module}:none")
+    assert code == 2 and "it has broken, build, scaled, wrong" in err
+
+
+@pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt(), 130), (OSError("full"), 1)])
+def test_bench_keeps_what_was_measured(rung, error: BaseException, code: int, tmp_path: Path,
+                                       monkeypatch: pytest.MonkeyPatch) -> None:
+    path, real = tmp_path / "figures.json", bench.measured
+
+    def measured(case: Benchmark, *rest: Any) -> bench.Row:
+        if case.name == "tiny":
+            return real(case, *rest)
+        raise error
+    monkeypatch.setattr(bench, "measured", measured)
+    monkeypatch.setattr(bench, "BENCHMARKS", bench.BENCHMARKS[:2])
+    monkeypatch.setattr(bench, "first_calls", lambda *_: {"name": "first"})
+    found, out, _ = rung("bench", *QUICK, "--json", str(path))
+    assert found == code and "\ntiny " in out
+    first, *rest = json.loads(path.read_text())["results"]
+    assert "seconds" in first
+    assert [row.get("error") for row in rest] == ([] if code == 130 else ["OSError: full", None])
+
+
+def test_bench_skips_what_needs_a_library_that_is_not_there(
+        rung, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "timm", None)
+    code, out, _ = rung("bench", "timm", *QUICK)
+    assert code == 1  # nothing was measured
+    rows = [line for line in out.splitlines() if "skipped: timm cannot be imported" in line]
+    assert len(rows) == 12 and all("rung[bench]" in row for row in rows)
+
+
+def test_rows_in_other_batches_and_types() -> None:
+    model, inputs, batch = Variant("resnet", 8, "bfloat16").built(quick=True)
+    assert batch == len(inputs["input"]) == 8
+    assert {x.dtype for x in (*model.parameters(), *inputs.values())} == {torch.bfloat16}
+    assert {"bert_bf16", "train_vit_bf16", "swin_b2", "swin_b8_bf16"} <= set(NAMES)
 
 
 @pytest.mark.slow

@@ -37,7 +37,7 @@ VISIBLE = {
 }
 SEES_ALL = ("pipeline", "cli", "tools")
 
-SHARED_BY_TARGETS = ("base", "c_family")
+SHARED_BY_TARGETS = ("TARGETS", "base", "c_family")
 """Modules of `targets/` that are no machine; every other one is a concrete target."""
 
 ENVIRONMENT_READER = "rung.core.config"
@@ -46,7 +46,7 @@ ENVIRONMENT = ("environ", "environb", "getenv", "getenvb")
 ALLOWED: dict[tuple[str, str], str] = {
     ("rung.frontends.torch.backend", "rung.pipeline"):
         "torch calls the backend, and it hands over to the list of passes",
-    ("rung.frontends.torch.backend", "rung.targets.base"):
+    ("rung.frontends.torch.backend", "rung.targets.TARGETS"):
         "the names of the targets, by which it checks the user's option",
     ("rung.runtime.executable", "rung.frontends.torch.calls"):
         "it gives the names of calls in the host's code their torch overloads",

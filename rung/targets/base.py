@@ -1,4 +1,4 @@
-"""What a target is, and the list of targets.
+"""What a target is, and targets by name.
 
 A target turns Kernel IR into source and, where it can run here, source into functions that the
 host calls with addresses: `launch(address of each buffer..., size symbols...)`, in the order of
@@ -18,6 +18,7 @@ from rung.core.expr import ONE, Expr, is_size
 from rung.core.machine import Machine
 from rung.core.op import Func, Value, expressions, walk
 from rung.core.types import TensorType, Type
+from rung.targets import TARGETS
 from rung.tile.atoms import Library
 from rung.tile.mapping import Mapping as TileMapping
 
@@ -138,16 +139,6 @@ def is_library(kernel: Func) -> bool:
 
 class UnknownTarget(RungError, ValueError):
     """No target has this name."""
-
-
-TARGETS = {  # name: module whose `target(name)` makes it
-    "cpu": "rung.targets.cpu.target",
-    "cpu.avx512": "rung.targets.cpu.target",
-    "cpu.avx2": "rung.targets.cpu.target",
-    "cpu.base": "rung.targets.cpu.target",
-    "toy": "rung.targets.toy.target",
-    "cuda.sm90": "rung.targets.cuda.target",
-}
 
 
 def target(name: str) -> Target:

@@ -1,6 +1,7 @@
 """`rung bench`: Rung against eager and Inductor, in one process, in alternating rounds.
 
-Out: a table of medians and ratios, and with `--json` all figures together with what they depend on.
+Out: a table of medians and ratios, row by row, and with `--json` all figures together with what
+they depend on. A row whose library is missing is skipped, one that fails does not stop the others.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,11 +20,12 @@ from typing import Any
 import torch
 
 from rung.core import trace
+from rung.core.config import Settings
 from rung.core.trace import Event
 from rung.targets.base import Target, target
-from rung.tools import first_call
-from rung.tools.benchmarks import BENCHMARKS, FIRST_CALL, MODELS_GROUP, Benchmark
-from rung.tools.given import UsageError, inputs_of
+from rung.tools import first_call, models
+from rung.tools.benchmarks import BENCHMARKS, FIRST_CALL, Benchmark, Built
+from rung.tools.given import UsageError, from_file, inputs_of
 from rung.tools.measure import alternate, fma_loop, launched, machine_facts, median, peak, spread
 
 KNOWN = ("eager", "inductor")
@@ -41,28 +44,70 @@ class Request:
     threads: int = 0  # 0: as many as torch has
 
 
-def bench(name: str | None, request: Request) -> str:
-    """The table for stdout; progress goes to stderr."""
+Row = dict[str, Any]
+
+
+def bench(name: str | None, request: Request) -> bool:
+    """Whether all was measured. Each row of the table goes to stdout when it is there, progress and
+    what is printed meanwhile to stderr; what ends it early leaves the rows that are finished."""
     if unknown := [x for x in request.against if x not in KNOWN]:
         raise UsageError(f"cannot measure against {unknown[0]!r}; there are {', '.join(KNOWN)}")
     if request.threads:
         torch.set_num_threads(request.threads)
-    machine = target(request.target)
-    rows = [measured(b, machine, request) for b in BENCHMARKS if name in (b.name, b.group or None)]
-    if name in (None, FIRST_CALL):
-        rows.append(first_calls(request))
-    if name in (MODELS_GROUP, FIRST_CALL) and not request.quick:
-        rows.append(first_calls(request, "bert"))
+    machine, rows = target(request.target), list[Row]()
     facts = machine_facts() | {"target": machine.name, "seed": SEED}
-    if request.json:
-        Path(request.json).write_text(json.dumps(facts | {"results": rows}, indent=2) + "\n")
-    head = ", ".join(f"{key} {value}" for key, value in facts.items())
-    return "\n".join([head, *_table(rows, request.against)]) + "\n"
+    told, out = False, sys.stdout
+    try:
+        print(", ".join(f"{key} {value}" for key, value in facts.items()), file=out, flush=True)
+        for title, run in _asked(name, machine, request):
+            with redirect_stdout(sys.stderr):
+                print(f"rung: measuring {title}")
+                rows.append(row := _tried(title, run))
+            if "seconds" in row and not told:
+                print(_head(request.against), file=out)
+                told = True
+            print("\n".join(_lines(row, request.against)), file=out, flush=True)
+    finally:
+        if request.json:
+            Path(request.json).write_text(json.dumps(facts | {"results": rows}, indent=2) + "\n")
+    return not any("error" in row for row in rows) and not all("skipped" in row for row in rows)
 
 
-def measured(case: Benchmark, machine: Target, request: Request) -> dict[str, Any]:
+def _asked(name: str | None, machine: Target, request: Request
+           ) -> Iterator[tuple[str, Callable[[], Row]]]:
+    """What is to be measured, by its title."""
+    cases = [b for b in BENCHMARKS if name in (b.name, b.group or None)]
+    if name and ":" in name:
+        cases = [Benchmark(name, name, partial(_users, name))]
+    for case in cases:
+        yield case.name, partial(measured, case, machine, request)
+    if name in (None, FIRST_CALL):
+        yield FIRST_CALL, partial(first_calls, request)
+    if name in ("models", FIRST_CALL) and not request.quick:
+        yield f"{FIRST_CALL} of bert", partial(first_calls, request, "bert")
+
+
+def _users(name: str, quick: bool) -> Built:
+    given = from_file(name)
+    return given.function, given.args
+
+
+def _tried(title: str, run: Callable[[], Row]) -> Row:
+    """A row, or why there is none."""
+    try:
+        return run()
+    except models.MissingLibrary as error:
+        return {"name": title, "skipped": str(error)}
+    except Exception as error:
+        if isinstance(error, UsageError) or Settings.from_environment().debug:
+            raise
+        said = f"{type(error).__name__}: {error}"
+        print(f"rung: error: {title}: {said}", file=sys.stderr)
+        return {"name": title, "error": said}
+
+
+def measured(case: Benchmark, machine: Target, request: Request) -> Row:
     """One benchmark: medians, compile times, the largest difference to eager."""
-    print(f"rung: measuring {case.name}", file=sys.stderr)
     torch.manual_seed(SEED)
     function, args = case.build(request.quick)
     torch._dynamo.reset()
@@ -133,7 +178,7 @@ def _difference(want: Any, have: Any) -> float:
     """The largest difference, as a share of the largest value."""
     pairs = zip(inputs_of((want,)), inputs_of((have,)), strict=True)
     return max((float((a.double() - b.double()).abs().max() / a.double().abs().max().clamp(1e-30))
-                for a, b in pairs), default=0.0)
+                for a, b in pairs if a.numel()), default=0.0)
 
 
 def _share(work: int, call: Callable[[], Any], machine: Target) -> dict[str, float]:
@@ -151,11 +196,11 @@ def _share(work: int, call: Callable[[], Any], machine: Target) -> dict[str, flo
             "share_of_peak": rates[0] / rates[1]}
 
 
-def first_calls(request: Request, model: str = "") -> dict[str, Any]:
+def first_calls(request: Request, model: str = "") -> Row:
     """The first call of floor(x) + 1, or of a model, in a new process, for each backend."""
     found = {}
     for name in ("rung", *request.against):
-        print(f"rung: measuring the first call under {name}", file=sys.stderr)
+        print(f"rung: measuring the first call under {name}")
         found[name] = first_call.measure(name, model)
     what = model or "floor(x) + 1"
     return {"name": f"{FIRST_CALL} of {what}", "what": f"{what} in a new process, from the call on",
@@ -164,29 +209,35 @@ def first_calls(request: Request, model: str = "") -> dict[str, Any]:
 
 # --- the table
 
-def _table(rows: Sequence[dict[str, Any]], against: Sequence[str]) -> Iterator[str]:
-    timed = [r for r in rows if "seconds" in r]
-    if timed:
-        names = "".join(f"{name:>12}" for name in ("rung", *against))
-        yield f"{'':<12}{names}  " + "  ".join(f"{name}/rung" for name in against)
-    for row in timed:
+WIDTH = 20  # of names
+
+
+def _head(against: Sequence[str]) -> str:
+    names = "".join(f"{name:>12}" for name in ("rung", *against))
+    return f"{'':<{WIDTH}}{names}  " + "  ".join(f"{name}/rung" for name in against)
+
+
+def _lines(row: Row, against: Sequence[str]) -> Iterator[str]:
+    for word in ("skipped", "error"):
+        if word in row:
+            yield f"{row['name']:<{WIDTH}} {word}: {row[word].splitlines()[0]}"
+    if "seconds" in row:
         figures = "".join(f"{_time(t):>12}" for t in row["seconds"].values())
         ratios = "  ".join(f"{row['ratio'][name]:{len(name) + 5}.2f}" for name in against)
-        yield f"{row['name']:<12}{figures}  {ratios}"
-        yield (f"{'':<12}{row['launches']} launches of {row['kernels']} kernels in "
+        yield f"{row['name']:<{WIDTH}}{figures}  {ratios}"
+        yield (f"{'':<{WIDTH}}{row['launches']} launches of {row['kernels']} kernels in "
                f"{row['graphs']} graphs, {row['aten_calls']} calls of ATen; first call "
                + ", ".join(f"{name} {t:.1f} s" for name, t in row["first_call_seconds"].items())
                + "; peak " + ", ".join(f"{name} {b / 2**20:,.0f} MiB"
                                        for name, b in row["peak_bytes"].items()))
-        if "share_of_peak" in row:
-            yield (f"{'':<12}{row['flops_one_thread'] / 1e9:.1f} GFLOP/s on one thread, "
-                   f"{row['share_of_peak']:.2f} of the FMA peak of "
-                   f"{row['peak_one_thread'] / 1e9:.1f}")
-    for row in rows:
-        for name, t in row.get("first_call", {}).items():
-            yield (f"{row['name']} {name}: {t['wall']:.2f} s, {t['cpu']:.2f} s of CPU "
-                   f"(import apart: {t['import']:.2f} s); warm {t['warm_wall']:.2f} s, "
-                   f"{t['warm_cpu']:.2f} s of CPU")
+    if "share_of_peak" in row:
+        yield (f"{'':<{WIDTH}}{row['flops_one_thread'] / 1e9:.1f} GFLOP/s on one thread, "
+               f"{row['share_of_peak']:.2f} of the FMA peak of "
+               f"{row['peak_one_thread'] / 1e9:.1f}")
+    for name, t in row.get("first_call", {}).items():
+        yield (f"{row['name']} {name}: {t['wall']:.2f} s, {t['cpu']:.2f} s of CPU "
+               f"(import apart: {t['import']:.2f} s); warm {t['warm_wall']:.2f} s, "
+               f"{t['warm_cpu']:.2f} s of CPU")
 
 
 def _time(seconds: float) -> str:

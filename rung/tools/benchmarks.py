@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -97,46 +97,89 @@ def step(x: torch.Tensor, norm: torch.Tensor, wq: torch.Tensor, wkv: torch.Tenso
     return torch.softmax(scores.masked_fill(late, float("-inf")), -1) @ values
 
 
-def llama(quick: bool) -> Built:
-    """One token through a Llama with a static cache."""
-    from rung.tools import models  # loads torch
+@dataclass(frozen=True)
+class Variant:
+    """A model of `models`, its batch (0: its own) and its type of floating-point numbers."""
 
-    return models.llama_step(models.TINY if quick else replace(models.LLAMA, layers=4))
+    model: str
+    batch: int = 0
+    dtype: str = "float32"
 
+    @property
+    def name(self) -> str:
+        return (self.model + (f"_b{self.batch}" if self.batch else "")
+                + ("" if self.dtype == "float32" else "_bf16"))
 
-def forward(name: str) -> Callable[[bool], Built]:
-    """A model of `models.MODELS`, without gradients."""
-    def build(quick: bool) -> Built:
+    def __str__(self) -> str:
+        return (self.model + (f", batch {self.batch}" if self.batch else "")
+                + ("" if self.dtype == "float32" else f", {self.dtype}"))
+
+    def built(self, quick: bool) -> tuple[Any, models.Inputs, int]:
+        """The model, the arguments of a call, and its batch."""
+        import torch
+
         from rung.tools import models
 
-        chosen = models.MODELS[name]
-        model, given = chosen.build(quick).eval(), _inputs(chosen, quick)
-        return lambda: models.output(model, given), ()
-    return build
+        chosen, dtype = (models.MODELS | models.TIMM)[self.model], getattr(torch, self.dtype)
+        batch = self.batch or chosen.batch
+        given = chosen.inputs(quick, batch, 8 if quick else chosen.length)
+        return chosen.build(quick).to(dtype), {
+            n: x.to(dtype) if x.is_floating_point() else x for n, x in given.items()}, batch
 
 
-def training(name: str) -> Callable[[bool], Built]:
-    """The loss of a model of `models.MODELS`; its first argument has the parameters."""
+def llama(variant: Variant) -> Callable[[bool], Built]:
+    """One token through a Llama with a static cache."""
     def build(quick: bool) -> Built:
         import torch
 
         from rung.tools import models
 
-        chosen = models.MODELS[name]
-        given = _inputs(chosen, quick)
-        rows = given["input_ids"].numel() if "input_ids" in given else chosen.batch
-        labels = torch.arange(rows) % models.VOCABULARY
-        return models.loss, (chosen.build(quick).train(), given, labels)
+        sizes = models.TINY if quick else replace(models.LLAMA, layers=4)
+        return models.llama_step(sizes, getattr(torch, variant.dtype))
     return build
 
 
-def _inputs(model: models.Model, quick: bool) -> models.Inputs:
-    return model.inputs(quick, model.batch, 8 if quick else model.length)
+def forward(variant: Variant) -> Callable[[bool], Built]:
+    """A model without gradients."""
+    def build(quick: bool) -> Built:
+        from rung.tools import models
+
+        model, given, _ = variant.built(quick)
+        model.eval()
+        return lambda: models.output(model, given), ()
+    return build
+
+
+def training(variant: Variant) -> Callable[[bool], Built]:
+    """The loss of a model; its first argument has the parameters."""
+    def build(quick: bool) -> Built:
+        import torch
+
+        from rung.tools import models
+
+        model, given, batch = variant.built(quick)
+        rows = given["input_ids"].numel() if "input_ids" in given else batch
+        labels = torch.arange(rows) % models.VOCABULARY
+        return models.loss, (model.train(), given, labels)
+    return build
+
+
+def _of_models(dtype: str, group: str) -> Iterator[Benchmark]:
+    """The rows of all models in one type."""
+    one = Variant("llama", dtype=dtype)
+    yield Benchmark(one.name, f"one token through a Llama of TinyLlama's widths, 4 layers, {dtype}",
+                    llama(one), group=group)
+    for variant in (Variant(name, dtype=dtype) for name in MODELS):
+        yield Benchmark(variant.name, f"{variant}, forward", forward(variant), group=group)
+    for variant in (Variant(name, dtype=dtype) for name in TRAINED):
+        yield Benchmark(f"train_{variant.name}", f"{variant}, a training step", training(variant),
+                        group=group, train=True)
 
 
 MODELS = ("bert", "gpt2", "qwen2", "t5", "vit", "resnet", "whisper", "lstm", "mixtral", "mamba")
 TRAINED = ("gpt2", "resnet", "vit")
-MODELS_GROUP = "models"
+TIMM = ("resmlp", "mixer", "swin")
+GROUPS = ("models", "bf16", "timm")
 BENCHMARKS = (
     Benchmark("tiny", "floor(x) + 1, 8 elements", lambda quick: pointwise(False, (8,))),
     Benchmark("pointwise", "floor(x) + 1, 1024 x 1024", pointwise),
@@ -145,11 +188,11 @@ BENCHMARKS = (
     Benchmark("softmax", "softmax over rows, 512 x 2048", softmax),
     Benchmark("colsum", "column sum, 4096 x 4096", colsum),
     Benchmark("cache_step", "one token against a KV cache of 1024", cache_step),
-    Benchmark("llama", "one token through a Llama of TinyLlama's widths, 4 layers", llama,
-              group=MODELS_GROUP),
-    *(Benchmark(name, f"{name}, forward", forward(name), group=MODELS_GROUP) for name in MODELS),
-    *(Benchmark(f"train_{name}", f"{name}, a training step", training(name), group=MODELS_GROUP,
-                train=True) for name in TRAINED),
+    *_of_models("float32", "models"),
+    *_of_models("bfloat16", "bf16"),
+    *(Benchmark(v.name, f"{v}, forward", forward(v), group="timm") for v in (
+        Variant(name, batch, dtype) for name in TIMM for batch in (2, 8)
+        for dtype in ("float32", "bfloat16"))),
 )
 FIRST_CALL = "first_call"
-NAMES = (*(b.name for b in BENCHMARKS), MODELS_GROUP, FIRST_CALL)
+NAMES = (*(b.name for b in BENCHMARKS), *GROUPS, FIRST_CALL)

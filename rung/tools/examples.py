@@ -27,4 +27,4 @@ def cache_step() -> Built:
 
 
 def llama() -> Built:
-    return benchmarks.llama(quick=False)
+    return benchmarks.llama(benchmarks.Variant("llama"))(False)

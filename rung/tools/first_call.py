@@ -58,7 +58,7 @@ def _measured(backend: str, model: str) -> dict[str, Any]:
 
     from rung.tools import benchmarks
 
-    build = benchmarks.forward(model) if model else benchmarks.pointwise
+    build = benchmarks.forward(benchmarks.Variant(model)) if model else benchmarks.pointwise
     function, args = build(False)
     compiled = function if backend == "eager" else torch.compile(function, backend=backend)
     imported, wall, cpu = perf_counter() - start, perf_counter(), _cpu()

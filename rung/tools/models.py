@@ -16,7 +16,21 @@ from typing import Any
 import torch
 from torch import nn
 
+from rung.core.errors import RungError
+
 SEED = 0
+
+
+class MissingLibrary(RungError):
+    """A model needs a library that cannot be imported."""
+
+
+def library(name: str, extra: str) -> Any:
+    """A module of a library that the `extra` of Rung's package installs."""
+    try:
+        return importlib.import_module(name)
+    except Exception as error:  # as of a torchvision that was built for another torch
+        raise MissingLibrary(f"{name} cannot be imported: {error}; see rung[{extra}]") from error
 
 
 @dataclass(frozen=True)
@@ -92,9 +106,10 @@ class Decoder:
         return self.step(prompt)
 
 
-def llama_step(sizes: Sizes) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+def llama_step(sizes: Sizes, dtype: torch.dtype = torch.float32
+               ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """One token through a Llama: a function of the token, after a prompt of 8."""
-    model = llama(sizes)
+    model = llama(sizes, dtype)
     decoder = Decoder(model, sizes)
     decoder.start(torch.arange(8)[None])
     keyword, cache = decoder.keyword, decoder.cache
@@ -210,9 +225,19 @@ def _of_transformers(path: str, full: Mapping[str, Any], quick: Mapping[str, Any
     def build(small: bool) -> nn.Module:
         logging.getLogger("transformers").setLevel(logging.ERROR)
         module, _, name = f"transformers.{path}".rpartition(".")
-        kind: Any = getattr(importlib.import_module(module), name)
+        kind: Any = getattr(library(module, "demo"), name)
         torch.manual_seed(SEED)
         made: nn.Module = kind(kind.config_class(**(quick if small else full)))
+        return made
+    return build
+
+
+def _of_timm(name: str, quick: Mapping[str, Any]) -> Callable[[bool], nn.Module]:
+    """A model of the library, by its name there; `quick` has the sizes of the tiny one."""
+    def build(small: bool) -> nn.Module:
+        timm = library("timm", "bench")
+        torch.manual_seed(SEED)
+        made: nn.Module = timm.create_model(name, **(quick if small else {}))
         return made
     return build
 
@@ -263,6 +288,16 @@ MODELS: dict[str, Model] = {
     "mamba": Model("a small Mamba", _of_transformers(
         "MambaForCausalLM", _MAMBA, {"vocab_size": VOCABULARY, "hidden_size": 32,
                                      "state_size": 4, "num_hidden_layers": 2}), tokens, length=32),
+}
+
+_TINY = {"img_size": 32, "num_classes": 10}
+TIMM: dict[str, Model] = {
+    "resmlp": Model("ResMLP-12", _of_timm("resmlp_12_224", _TINY | {
+        "embed_dim": 32, "num_blocks": 2}), _images("x")),
+    "mixer": Model("Mixer-B/16", _of_timm("mixer_b16_224", _TINY | {
+        "embed_dim": 32, "num_blocks": 2}), _images("x")),
+    "swin": Model("Swin-T", _of_timm("swin_tiny_patch4_window7_224", _TINY | {
+        "window_size": 4, "embed_dim": 16, "depths": (2, 2), "num_heads": (2, 4)}), _images("x")),
 }
 
 

@@ -28,7 +28,7 @@ from rung.frontends.torch.faults import apart, fault
 from rung.frontends.torch.importer import Imported, import_graph
 from rung.frontends.torch.telling import told
 from rung.frontends.torch.tracing import compile_graphs
-from rung.targets.base import TARGETS
+from rung.targets import TARGETS
 
 log = logging.getLogger("rung")
 

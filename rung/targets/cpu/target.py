@@ -77,7 +77,7 @@ class Cpu(Target):
 
 
 def target(name: str) -> Cpu:
-    """The target of a name in `base.TARGETS`; `cpu` is the widest that runs here.
+    """The target of a name in `TARGETS`; `cpu` is the widest that runs here.
 
     Prices count on as many cores as torch has threads now; kernels run with what it has then.
     Threads that wait asleep make a fork dear.

@@ -23,7 +23,8 @@ from rung.core.types import dtype_of, shape_of
 from rung.kernel import ir as kir
 from rung.kernel.moves import Engine
 from rung.loop import ir as loop
-from rung.targets.base import TARGETS, target
+from rung.targets import TARGETS
+from rung.targets.base import target
 from rung.tile import mapping as tile
 from rung.tile.complete import contractions, with_buffers, with_values
 from rung.tile.legality import is_legal
