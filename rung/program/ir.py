@@ -32,14 +32,16 @@ Args = tuple[tuple[str, Any], ...]  # (keyword or "", argument)
 
 @dataclass(frozen=True, eq=False)
 class Call(Op):
-    """An ATen overload. With a `body` (ops ending in `yield`) it is a composite."""
+    """An ATen overload. `updates` are further operands, which the call writes in place: the first
+    results are their new states, in the same storage."""
 
     target: str
     args: Args
     types: tuple[Type, ...] = ()
     impure: str = ""
+    updates: tuple[Value, ...] = ()
     keyword: ClassVar[str] = "call"
-    form: ClassVar[str] = "call {target}({args})< effect {impure}>"
+    form: ClassVar[str] = "call {target}({args})< in place {updates}>< effect {impure}>"
 
     @property
     def effect(self) -> Effect:  # type: ignore[override]
@@ -184,6 +186,12 @@ class Return(Op):
         return operands
 
 
+def states(op: Op) -> dict[Value, Value]:
+    """The new states of operands that an op updates in place, with these operands."""
+    updates = op.updates if isinstance(op, KernelCall | Call) else ()
+    return dict(zip(op.results, updates, strict=False))
+
+
 CHECKED = (I32, I64, BOOL)  # element types of what a check reads
 ERRORS: dict[str, type[Exception]] = {"IndexError": IndexError, "RuntimeError": RuntimeError}
 OPS = (Call, Composite, KernelCall, Apply, Write, Check, Yield, Return)
@@ -204,10 +212,9 @@ def verify_program(func: Func) -> None:
     for op in walk(func.body):
         if isinstance(op, Check) and wrote:
             raise VerifyError("a check stands before the first write to an argument", op)
-        if isinstance(op, KernelCall):
-            states = zip(op.updates, op.results, strict=False)
-            arguments |= (updated := {r for u, r in states if u in arguments})
-            wrote |= bool(updated)
+        updated = {new for new, old in states(op).items() if old in arguments}
+        arguments |= updated
+        wrote |= bool(updated)
         wrote |= isinstance(op, Write)
         for expr in expressions(op) if not isinstance(op, tensor.Index) else ():
             if loose := {s for s in expr.symbols() if not is_size(s)}:

@@ -21,7 +21,7 @@ from math import prod
 from rung.core.expr import Expr
 from rung.core.op import Func, Op, Value, walk
 from rung.core.types import TensorType
-from rung.program.ir import Apply, Call, Check, Composite, KernelCall, Return, Write
+from rung.program.ir import Apply, Call, Check, Composite, KernelCall, Return, Write, states
 from rung.program.views import is_view
 
 ALIGN = 64
@@ -132,12 +132,9 @@ def _classes(program: Func, ops: Sequence[Op]) -> dict[Value, list[Value]]:
     """First value of each storage to all values in it."""
     root: dict[Value, Value] = {p: p for p in program.params}
     for op in ops:
-        for n, result in enumerate(op.results):
-            root[result] = result
-            if isinstance(op, KernelCall) and n < len(op.updates):
-                root[result] = root[op.updates[n]]
-            elif is_view(op):
-                root[result] = root[op.operands()[0]]
+        root.update((r, r) for r in op.results)
+        viewed = {op.results[0]: op.operands()[0]} if is_view(op) else states(op)
+        root.update((new, root[old]) for new, old in viewed.items())
     classes: dict[Value, list[Value]] = {}
     for value, first in root.items():
         if isinstance(value.type, TensorType):

@@ -21,10 +21,21 @@ from rung.core.op import Effect, Func, Op, Value, walk
 from rung.core.rewrite import substitute
 from rung.core.types import INDEX, axes_of, shape_of
 from rung.loop.ir import Contract, Fold, Load, Scan, Store, op_axes
-from rung.program.ir import Apply, Call, Check, Composite, KernelCall, Module, Return, Write
+from rung.program.ir import (
+    Apply,
+    Call,
+    Check,
+    Composite,
+    KernelCall,
+    Module,
+    Return,
+    Write,
+    states,
+)
 from rung.program.views import copy_of, is_view, source_of, strided
 
 Reason = str
+CLONE = "aten.clone.default"
 
 
 def reinplace(module: Module) -> Module:
@@ -42,20 +53,20 @@ class _Work:
     def program(self, program: Func) -> Func:
         ops = checks_first(program.body.ops)
         for op in program.body.ops:
-            if isinstance(op, KernelCall) and op.updates:
+            if states(op):
                 ops = self.without_copy(ops, op)
         for op in program.body.ops:
             if isinstance(op, Write):
                 ops = self.without_write(ops, op)
         return program.with_ops(ops)
 
-    def without_copy(self, ops: list[Op], call: KernelCall) -> list[Op]:
+    def without_copy(self, ops: list[Op], call: Op) -> list[Op]:
         """`call` updates the original instead of its copy, if it may."""
-        for copied, state in zip(call.updates, call.results, strict=False):
+        for state, copied in states(call).items():
             copy = next((op for op in ops if copied in op.results), None)
-            if not (isinstance(copy, KernelCall) and copy_of(self.kernels[copy.callee])):
+            source = self.source(copy)
+            if source is None:
                 continue
-            source = source_of(copy, self.kernels[copy.callee])
             at = next(n for n, op in enumerate(ops) if op.results == call.results)
             reason = _keeps_old(ops, at, source, state)
             if reason is None and source in ops[at].operands():
@@ -66,14 +77,23 @@ class _Work:
                 ops = substitute(left, {copied: source})
         return ops
 
+    def source(self, copy: Op | None) -> Value | None:
+        """What an op copies as it lies in memory; None for one that does not."""
+        if isinstance(copy, Call) and copy.target == CLONE:
+            source: Value = copy.args[0][1]
+            return source if source.type == copy.types[0] else None
+        if isinstance(copy, KernelCall) and copy_of(self.kernels[copy.callee]):
+            return source_of(copy, self.kernels[copy.callee])
+        return None
+
     def without_write(self, ops: list[Op], write: Write) -> list[Op]:
         """Drop a write of what is in place already; else have the kernel store there."""
         at = next((n for n, op in enumerate(ops) if write.src in op.results), None)
         made = None if at is None else ops[at]
-        if not isinstance(made, KernelCall) or at is None:
-            return ops
         if _home(ops, write.src) is write.dst:
             return [op for op in ops if not (isinstance(op, Write) and op.dst is write.dst)]
+        if not isinstance(made, KernelCall) or at is None:
+            return ops
         if write.src in made.results[:len(made.updates)]:
             return ops
         reason = _keeps_old(ops, at, write.dst, write.src) or self.tangled(made, write)
@@ -155,8 +175,7 @@ def checks_first(ops: Sequence[Op]) -> list[Op]:
 def _home(ops: list[Op], value: Value) -> Value:
     """The value whose storage `value` lies in, after all updates in place."""
     for op in reversed(ops):
-        if isinstance(op, KernelCall) and value in op.results[:len(op.updates)]:
-            value = op.updates[op.results.index(value)]
+        value = states(op).get(value, value)
     return value
 
 
@@ -165,32 +184,41 @@ def _keeps_old(ops: list[Op], at: int, source: Value, new: Value) -> Reason | No
     viewed = {op.results[0]: op.operands()[0] for op in ops if is_view(op)}
     while source in viewed:
         source = viewed[source]
-    written = any(isinstance(op, Write) and op.dst is source for op in ops)
-    if source.role and not (source.role == "mutated" and written):
-        return f"{source.name} is not to change"
-    if source.role and any(isinstance(op, Return) and new in op.values for op in ops):
+    home = _home(ops, source)
+    written = any(isinstance(op, Write) and op.dst is home for op in ops)
+    if home.role and not (home.role == "mutated" and written):
+        return f"{home.name} is not to change"
+    if home.role and any(isinstance(op, Return) and new in op.values for op in ops):
         return "the new value is also returned"
-    shared = {source}  # a library call may give a view of what it is given
+    shared = {source, home}
     for op in ops[:at]:
-        if ((isinstance(op, Call | Composite | Apply) or is_view(op))
-                and shared & set(_reads(op))):
+        if _may_view(op) and shared & set(_reads(op)):
             shared.update(op.results)
     if (shared - {source}).intersection(_reads(ops[at])):
         return f"the kernel reads a view of {source.name}"
     for op in ops[at + 1:]:
         reads = set(_reads(op))
-        if source.role and (isinstance(op, Return) or (isinstance(op, Write) and op.dst is source)):
-            reads.discard(source)  # what returns an argument returns what is written to it
+        if home.role and (isinstance(op, Return) or (isinstance(op, Write) and op.dst is home)):
+            reads.discard(home)  # what returns an argument returns what is written to it
         if shared & reads:
             return f"{source.name} is read later"
-        if strided(source) and new in reads and not isinstance(op, Write):
+        if (strided(source) and source.type != new.type and new in reads
+                and not isinstance(op, Write)):
             return f"what is read later would lie as {source.name} does"
         if isinstance(op, Check) or (isinstance(op, Call) and op.effect is Effect.RAISES):
             return "a later check may fail"
-    maker = next((op for op in ops if source in op.results), None)
-    if isinstance(maker, Call | Composite | Apply) or (maker is None and not source.role):
-        return f"{source.name} may share memory"
+    maker = next((op for op in ops if home in op.results), None)
+    if _may_view(maker) or (maker is None and not home.role):
+        return f"{home.name} may share memory"
     return None
+
+
+def _may_view(op: Op | None) -> bool:
+    """Whether what an op gives may lie in its operands: a library call may give a view of one, but
+    for a copy, and one that updates others."""
+    if isinstance(op, Call):
+        return op.target != CLONE and not op.updates
+    return op is not None and (isinstance(op, Composite | Apply) or is_view(op))
 
 
 def _reads(op: Op) -> list[Value]:

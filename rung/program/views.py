@@ -17,7 +17,7 @@ from rung.core.op import Func, Op, Value
 from rung.core.ranges import prove_eq
 from rung.core.types import TensorType
 from rung.loop.ir import Load, Store, extents_of
-from rung.program.ir import Apply, Call, KernelCall, Module, Write
+from rung.program.ir import Apply, Call, KernelCall, Module, Write, states
 from rung.tensor.ir import Index, axis_names, shape_of
 
 
@@ -39,9 +39,8 @@ def views(module: Module, shares: Callable[[Op], bool]) -> Module:
 
 
 def _views(program: Func, copies: Mapping[str, Func], shares: Callable[[Op], bool]) -> Func:
-    updated = {v for op in program.body.ops if isinstance(op, KernelCall) for v in op.updates}
-    states = {r for op in program.body.ops if isinstance(op, KernelCall)
-              for r in op.results[:len(op.updates)]}
+    updates = {new: old for op in program.body.ops for new, old in states(op).items()}
+    updated, later = set(updates.values()), set(updates)
     copied = {op.results[0]: source_of(op, copies[op.callee]) for op in program.body.ops
               if isinstance(op, KernelCall) and op.callee in copies}
     leaving = _leaving(program)
@@ -55,7 +54,7 @@ def _views(program: Func, copies: Mapping[str, Func], shares: Callable[[Op], boo
             if shares(op):
                 first = op.operands()[0]
                 root |= dict.fromkeys(op.results, root.get(first, first))
-                states |= set(op.results) if first in states else set()
+                later |= set(op.results) if first in later else set()
             elif isinstance(op, Apply):
                 taken |= set(op.results)
             continue
@@ -63,14 +62,14 @@ def _views(program: Func, copies: Mapping[str, Func], shares: Callable[[Op], boo
         source = copied[result]
         home, made = root.get(source, source), view(source, result)
         if (not is_view(made) or {result, source, home} & updated or home.role == "mutated"
-                or (result in leaving and (home in taken or source in states))):
+                or (result in leaving and (home in taken or source in later))):
             ops.append(op)
         else:
             ops.append(made)
             root[result] = home
             taken |= {home} if result in leaving else set()
-        if source in states:
-            states.add(result)
+        if source in later:
+            later.add(result)
     return program.with_ops(ops)
 
 

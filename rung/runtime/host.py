@@ -37,7 +37,7 @@ from rung.core.op import Op, Value
 from rung.core.types import BF16, F16, DType, IndexType, TensorType, dtype_of, shape_of
 from rung.frontends.torch.calls import DTYPES, fit, gives_one
 from rung.program import memory
-from rung.program.ir import Call, Check, KernelCall, Module, Return, Write
+from rung.program.ir import Call, Check, KernelCall, Module, Return, Write, states
 from rung.program.memory import Step, Storage
 from rung.program.views import is_view, strided
 from rung.runtime import pool, tensors
@@ -131,8 +131,7 @@ class _Host:
         """Values of which others are views or later states, without a variable of their own."""
         found: set[Value] = set()
         for op in reversed([s.op for s in self.plan.steps]):
-            olds = op.updates if isinstance(op, KernelCall) else \
-                op.operands() if is_view(op) else ()
+            olds = op.operands() if is_view(op) else tuple(states(op).values())
             found |= {old for new, old in zip(op.results, olds, strict=False)
                       if new in values or new in found}
         return found
@@ -408,16 +407,19 @@ class _Host:
             return  # a size that is read off a tensor already
         run = self.code.bind(op.target.replace(".", "_"), "call", op.target)
         args = [self.argument(a) for name, a in op.args if not name]
+        args += [*map(self.name, op.updates)]
         args += [f"{name}={self.argument(a)}" for name, a in op.args if name]
-        text = f"{run}({', '.join(args)})"
-        names = [self.name(r) for r in op.results]
+        text, made = f"{run}({', '.join(args)})", op.results[len(op.updates):]
+        names = [self.name(r) for r in made]
         if len(names) == 1 and gives_one(op.target):
             self.line(f"{names[0]} = {text}")
         elif names:
             self.line(f"{''.join(f'{n}, ' for n in names)}= leaves({text}, {len(names)})")
         else:
             self.line(text)
-        for result in op.results:
+        for new, old in states(op).items():
+            self.alias(new, old)
+        for result in made:
             self.own(result)
             self.sizes(result)
             if isinstance(result.type, IndexType):

@@ -24,7 +24,7 @@ from rung.core.rewrite import dead_code, hashable
 from rung.core.scalar import MONOIDS, SCALARS
 from rung.core.types import IndexType, TensorType, axes_of, dtype_of
 from rung.loop import ir as loop
-from rung.program.ir import Composite, KernelCall, Module, Write
+from rung.program.ir import Call, Composite, KernelCall, Module, Write
 from rung.tensor.ir import (
     Concat,
     Contract,
@@ -42,6 +42,11 @@ from rung.tensor.ir import (
 
 Grid = tuple[Expr, ...]
 LOWERED = (Map, Cast, Reduce, Scan, Index, Contract, Gather, Scatter, Full, Iota, Concat)
+
+
+UNWRITTEN = ("aten.empty.memory_format", "aten.empty_like.default", "aten.empty_strided.default",
+             "aten.new_empty.default", "aten.new_empty_strided.default")
+"""Calls that give memory as it is."""
 
 
 def to_loop(*programs: Func) -> Module:
@@ -71,6 +76,10 @@ class _Lowering:
                     self.made.pop(v, None)
             if isinstance(op, Composite):
                 raise LoweringError(f"the composite {op.target} is neither opened nor a call")
+            if isinstance(op, Call) and op.updates:  # it updates copies, as far as anyone knows
+                copies = [self.copy(v, Value(names(f"{v.name}_old"), v.type)) for v in op.updates]
+                ops += copies
+                op = replace(op, updates=tuple(c.results[0] for c in copies))
             if isinstance(op, LOWERED) and isinstance(op.result.type, TensorType):
                 ops += self.calls(op, names)
                 continue
@@ -86,6 +95,15 @@ class _Lowering:
         grid = axis_names(len(shape_of(op.x)))
         same = Index(op.x, grid, shape_of(op.x), tuple(map(sym, grid)), results=(copy,))
         return [self.call(same, copy), self.call(replace(op, x=copy), op.result)]
+
+    def copy(self, value: Value, result: Value) -> Op:
+        """What makes a copy of `value`, or makes it again."""
+        made = self.made.get(value)
+        if isinstance(made, Full):
+            return self.call(made, result)
+        if isinstance(made, Call) and made.target in UNWRITTEN:
+            return replace(made, results=(result,))
+        return Call("aten.clone.default", (("", value),), (value.type,), results=(result,))
 
     def call(self, op: Op, result: Value) -> KernelCall:
         maker = _Maker(self.made)

@@ -18,7 +18,7 @@ from typing import Any
 
 from rung.core import origins, trace
 from rung.core.errors import Unsupported, VerifyError
-from rung.core.expr import ONE, ZERO, Expr, may_be_negative
+from rung.core.expr import ZERO, may_be_negative
 from rung.core.op import Block, Builder, Func, Op, Value, names_of, walk
 from rung.core.ops import Map, Yield
 from rung.core.origins import Origin
@@ -30,6 +30,7 @@ from rung.frontends.torch.attention import ATTENTION
 from rung.frontends.torch.calls import bind, is_number, numbers, overload, refused, schema_of
 from rung.frontends.torch.emit import Emit
 from rung.frontends.torch.functions import FUNCTIONS
+from rung.frontends.torch.importer import order_of
 from rung.frontends.torch.indexing import INDEXING
 from rung.frontends.torch.norms import NORMS
 from rung.frontends.torch.pointwise import POINTWISE
@@ -368,30 +369,6 @@ def is_view(op: Op | None) -> bool:
         return False
     schema = overload(op.target)._schema
     return not schema.is_mutable and any(r.alias_info is not None for r in schema.returns)
-
-
-def order_of(kind: Type) -> tuple[int, ...] | None:
-    """The dimensions from the slowest to the fastest in memory; None for a layout with gaps."""
-    assert isinstance(kind, TensorType)
-    order: list[int] = []
-    rest = list(range(len(kind.shape)))
-    if kind.strides is None:
-        return tuple(rest)
-    want = ONE
-    while rest:
-        found = _fastest(rest, kind.shape, kind.strides, want)
-        if found is None:
-            return None
-        rest.remove(found)
-        order.insert(0, found)
-        want = want * kind.shape[found]
-    return tuple(order)
-
-
-def _fastest(rest: Sequence[int], shape: Sequence[Expr], strides: Sequence[Expr],
-             want: Expr) -> int | None:
-    fits = (n for n in reversed(rest) if shape[n] is ONE or strides[n] is want)
-    return next(fits, None)
 
 
 def _named(ops: Sequence[Op], names: dict[Value, Value]) -> list[Op]:

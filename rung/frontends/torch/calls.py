@@ -78,16 +78,17 @@ def numbers(call: Call) -> Iterator[tuple[Expr | Value, bool]]:
 
 def run_call(call: Call | Composite, values: Mapping[Value, torch.Tensor | int],
              sizes: Mapping[str, int]) -> list[Any]:
-    """The results of a call, flattened, without those that are None.
-
-    Those of a composite are contiguous, as its types say.
+    """The results of a call, flattened, without those that are None. What it updates stays as it
+    is; those of a composite are contiguous, as its types say.
     """
     def real(x: Any) -> Any:
         return to_torch(x, values.__getitem__, sizes)
 
-    out = callee(call.target)(*(real(a) for name, a in call.args if not name),
+    states = [torch.as_tensor(values[v]).clone() for v in getattr(call, "updates", ())]
+    out = callee(call.target)(*(real(a) for name, a in call.args if not name), *states,
                               **{name: real(a) for name, a in call.args if name})
-    found = [leaf for leaf in torch.utils._pytree.tree_leaves(out) if leaf is not None]
+    leaves = torch.utils._pytree.tree_leaves(out)
+    found = [*states, *(leaf for leaf in leaves if leaf is not None)]
     return [x.contiguous() for x in found] if isinstance(call, Composite) else found
 
 

@@ -24,6 +24,13 @@ from torch._functorch._aot_autograd.subclass_utils import requires_subclass_disp
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import default_partition, must_recompute
 from torch._guards import TracingContext
+from torch._higher_order_ops.auto_functionalize import (
+    auto_functionalized_v2 as auto_functionalized,
+)
+from torch._higher_order_ops.auto_functionalize import (
+    get_mutable_args,
+    read_view_information_from_args,
+)
 from torch._higher_order_ops.effects import with_effects
 from torch._ops import OperatorBase, OpOverload
 from torch._subclasses.fake_tensor import unset_fake_temporarily
@@ -37,9 +44,9 @@ Sympy: TypeAlias = Any  # an expression, whose classes have no types
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Function]
 Boxed = Callable[[list[Any]], Sequence[Any]]
 
-__all__ = ["OpOverload", "OperatorBase", "default_partition", "get_decompositions",
-           "must_recompute", "suggest_memory_format", "unset_fake_temporarily", "untraced_values",
-           "with_effects"]
+__all__ = ["OpOverload", "OperatorBase", "auto_functionalized", "default_partition",
+           "get_decompositions", "must_recompute", "suggest_memory_format",
+           "unset_fake_temporarily", "untraced_values", "with_effects"]
 
 
 def compile_graphs(gm: fx.GraphModule, example_inputs: Sequence[Any], forward: Compiler,
@@ -282,6 +289,28 @@ def static_inputs(gm: fx.GraphModule) -> frozenset[int]:
     context = TracingContext.try_get()
     meta = context.fw_metadata if context else None
     return frozenset(meta.static_input_indices or ()) if meta else frozenset()
+
+
+def mutable(op: OpOverload, named: dict[str, Any], bases: Sequence[torch.Tensor],
+            view: Function) -> dict[str, Any]:
+    """The mutable arguments of a call that `auto_functionalized` makes, each as a `view` of (number
+    of its base, the base, the elements of it that it is); what says so is taken out of `named`."""
+    given: dict[str, Any] = dict(fx.map_arg(named, lambda n: n.meta["val"]))
+    found = read_view_information_from_args(*get_mutable_args(op), given, list(bases))
+    for name in named.keys() - given.keys():
+        del named[name]
+
+    def made(info: Any) -> Any:
+        if info is None or isinstance(info, list):
+            return info and [made(x) for x in info]
+        base = bases[info.base_index]
+        if not hasattr(info, "start"):
+            return view(info.base_index, base, info.regenerate_view(bases))
+        shape, steps = list(base.shape), base.stride()  # `slice` would count from the base's start
+        shape[info.dim] = info.end - info.start
+        part = base.as_strided(shape, steps, info.start * steps[info.dim])
+        return view(info.base_index, base, part)
+    return {name: made(info) for name, info in found.items()}
 
 
 def break_reasons() -> list[Any]:

@@ -34,8 +34,15 @@ from rung.core.errors import Unsupported
 from rung.core.expr import ONE, Expr, is_size, may_be_negative, sym
 from rung.core.op import RESERVED, Block, Func, Names, Op, Value
 from rung.core.types import BOOL, DTYPES, FLOAT, INDEX, DType, TensorType, Type, VecType, shape_of
-from rung.frontends.torch.compat import Sympy, is_signed, size_expr, with_effects
-from rung.frontends.torch.higher import APPLY, FUNCTION, Applied
+from rung.frontends.torch.compat import (
+    Sympy,
+    auto_functionalized,
+    is_signed,
+    mutable,
+    size_expr,
+    with_effects,
+)
+from rung.frontends.torch.higher import APPLY, FUNCTION, Applied, View
 from rung.frontends.torch.sources import origin_of
 from rung.program import ir as program
 
@@ -139,6 +146,30 @@ def contiguous_strides(shape: Sequence[Expr]) -> tuple[Expr, ...]:
     for size in reversed(shape[1:]):
         strides.append(strides[-1] * size)
     return tuple(reversed(strides)) if shape else ()
+
+
+def order_of(kind: Type) -> tuple[int, ...] | None:
+    """The dimensions from the slowest to the fastest in memory; None for a layout with gaps."""
+    assert isinstance(kind, TensorType)
+    order: list[int] = []
+    rest = list(range(len(kind.shape)))
+    if kind.strides is None:
+        return tuple(rest)
+    want = ONE
+    while rest:
+        found = _fastest(rest, kind.shape, kind.strides, want)
+        if found is None:
+            return None
+        rest.remove(found)
+        order.insert(0, found)
+        want = want * kind.shape[found]
+    return tuple(order)
+
+
+def _fastest(rest: Sequence[int], shape: Sequence[Expr], strides: Sequence[Expr],
+             want: Expr) -> int | None:
+    fits = (n for n in reversed(rest) if shape[n] is ONE or strides[n] is want)
+    return next(fits, None)
 
 
 def type_of(val: Any, size_of: Callable[[int | torch.SymInt], Expr] = size_of) -> Type:
@@ -357,28 +388,60 @@ class _Importer:
         else:
             raise Unsupported(f"{node.target}")
 
-    def _higher(self, node: fx.Node, target: Callable[..., object], val: object) -> None:
-        operands: dict[Value | Expr, None] = {}
+    def _higher(self, node: fx.Node, target: Any, val: Any) -> None:
+        operands, bases = dict[Value | Expr, None](), list[fx.Node]()
+        args, named = list(node.args), dict[str, Any](node.kwargs)
+        if self._updates(node):
+            (target, *args), bases = args, named.pop("_all_bases")
+            named |= mutable(target, named, [b.meta["val"] for b in bases], self._view)
+            val = (*val[-len(bases):], *val[:-len(bases)])
 
         def leaf(x: object) -> object:
             if isinstance(x, fx.Node):
                 x = self.env[x] if x.op == "get_attr" else self._arg(x)
-            operands.update({x: None} if isinstance(x, Value | Expr) else {})
+            sizes = x.sizes() if isinstance(x, View) else (x,)
+            operands.update((n, None) for n in sizes if isinstance(n, Value | Expr))
             return x
 
-        args = tree_map(leaf, (node.args, dict(node.kwargs)))
+        given = tree_map(leaf, (tuple(args), named))
         function = self._value(node.name, FUNCTION, "const")
-        self.constants[f"{node.name}()"] = function, Applied(target, args, tuple(operands))
-        self._call(node, APPLY, (function, *operands), {}, val, "ordered")
+        self.constants[f"{node.name}()"] = function, Applied(target, given, tuple(operands))
+        self._call(node, APPLY, (function, *operands), {}, val, "ordered", bases)
+        if bases:  # whose states come last in torch's graph
+            made = self.env[node]
+            self.env[node] = (*made[len(bases):], *made[:len(bases)])
+
+    def _updates(self, node: fx.Node) -> bool:
+        """Whether a node runs a mutable operator on copies of tensors, which can be told to update
+        them in place: all are dense, and nothing else that it gives lies in them."""
+        bases, op = node.kwargs.get("_all_bases"), node.args[0] if node.args else None
+        return (node.target is auto_functionalized and isinstance(op, torch._ops.OpOverload)
+                and isinstance(bases, list) and len(bases) > 0
+                and not any(r.alias_info for r in op._schema.returns)
+                and all(order_of(self.env[b].type) is not None for b in bases))
+
+    def _view(self, number: int, base: torch.Tensor, view: torch.Tensor) -> View:
+        """A mutable argument as elements of the operand with that number, which may start at
+        another place of a storage than the `base` in the trace."""
+        def known(n: int | torch.SymInt) -> int | Expr:
+            e = self._extent(n)
+            return e if e.const_value is None else e.const_value
+
+        if view is base:
+            return View(number)
+        return View(number, tuple(map(known, view.shape)), tuple(map(known, view.stride())),
+                    known(view.storage_offset() - base.storage_offset()))
 
     def _call(self, node: fx.Node, op: object, args: Sequence[object],
-              named: Mapping[str, object], val: object, effect: str) -> None:
+              named: Mapping[str, object], val: object, effect: str,
+              updates: Sequence[fx.Node] = ()) -> None:
         types = tuple(self._type(v) for v in _leaves(val))
         if op is torch.ops.aten._unique.default and shape_of(types[0])[0].const_value is not None:
             raise Unsupported("_unique, of whose result torch 2.11 says that it has one element")
         given = (*(("", self._arg(a)) for a in args),
                  *((k, self._arg(a)) for k, a in named.items()))
-        self._add(node, program.Call(str(op), given, types, effect), val)
+        states = tuple(map(self._arg, updates))
+        self._add(node, program.Call(str(op), given, types, effect, states), val)
 
     def _add(self, node: fx.Node, op: program.Call | program.Write, val: Any) -> None:
         op.check()
