@@ -301,6 +301,8 @@ def _floordiv(num: Expr, den: Expr) -> Expr:
     match r.terms:
         case ((1, (FloorDiv(a, c),)),):  # (a//c + k)//d -> (a + k*c)//(c*d)
             return q + (a + c * r.const) // (c * den)
+    if den.const_value and all(k < 0 for k, _ in r.terms):  # -a//c -> -((a + c - 1)//c)
+        return q - (den - 1 - r) // den
     return q + _binary(FloorDiv, r, den)
 
 
@@ -353,16 +355,26 @@ def _reduced(r: Expr, den: Expr) -> tuple[Expr, Expr, Expr]:
 
 
 def _recombined(poly: Poly) -> Expr | None:
-    """k*c*(a//c) + k*(a%c) -> k*a, or None when there is no such pair."""
+    """k*c*(a//c) + k*(a%c) -> k*a and k*(a%c) - k*a -> -k*c*(a//c), or None for no such pair."""
     for mono, k in poly.items():
         for a in mono:
             if isinstance(a, Mod):
                 factor = make({_drop(mono, (a,)) or (): k})
+                rest = _add(dict(poly), {mono: -k})
                 whole = factor * a.den * (a.num // a.den)
-                if all(poly.get(m) == c for c, m in whole.terms):
-                    rest = _add(_add(dict(poly), whole.poly, -1), {mono: -k})
-                    return make(rest) + factor * a.num
+                if _holds(poly, whole):
+                    return make(_add(rest, whole.poly, -1)) + factor * a.num
+                opposite = factor * a.num * -1
+                if _holds(poly, opposite):
+                    return make(_add(rest, opposite.poly, -1)) - whole
+                if a.den.is_const(2) and _holds(poly, factor * a.num):  # a % 2 is (-a) % 2
+                    return make(_add(rest, opposite.poly)) - factor * 2 * (-a.num // 2)
     return None
+
+
+def _holds(poly: Poly, part: Expr) -> bool:
+    """Whether the terms of `part` are all in `poly`."""
+    return all(poly.get(m) == c for c, m in part.terms)
 
 
 def is_size(name: str) -> bool:

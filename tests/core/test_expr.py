@@ -7,10 +7,13 @@ import itertools
 import pickle
 import random
 import re
+import sys
+from types import FrameType
 
 import numpy as np
 import pytest
 
+from rung.core import ranges
 from rung.core.errors import ParseError
 from rung.core.expr import (
     Bounds,
@@ -50,7 +53,8 @@ def random_symbolic(rng: random.Random) -> str:
     parts = [
         rng.choice(["i*s1", "j*s1", "i", "j", "k0*i", "2*s1", "s1-1", "3*i*s1", "j%s1", "i//s1"])
     ]
-    parts += rng.choices(["i*s1", "-j", "j", "k0", "s1", "i*(s1+1)", "(j//s1)*s1", "j%(2*s1)"], k=2)
+    parts += rng.choices(["i*s1", "-j", "j", "k0", "s1", "i*(s1+1)", "(j//s1)*s1", "j%(2*s1)",
+                          "(-j)%s1+j", "j%2+j", "i*s1-s1*(i%4)"], k=2)
     den = rng.choice(["s1", "(2*s1)", "(s1+1)", "(3*s1)", "(s1*s1)"])
     op, tail = rng.choice(["//", "%"]), rng.choice(["", "*3", f"%{rng.randint(2, 5)}", "//2"])
     return f"((({'+'.join(parts)}){op}{den}){tail})+{rng.choice(['i', 'j%s1', 's1*(j//s1)'])}"
@@ -240,7 +244,8 @@ def test_refused() -> None:
         "i%(s0+1)",
         "((i//2+j)%5)//3",
         "j//s1+i",
-        "(-j)//3",
+        "-((j+2)//3)",
+        "(i-j)//3",
         "tile.x_0",
     ],
 )
@@ -289,6 +294,14 @@ def test_parse_errors(text: str, column: int) -> None:
         ("6*(i//3)+2*(i%3)", "2*i"),
         ("s1*(j//s1)+j%s1+i", "i+j"),
         ("s0*(i//4)*4+s0*(i%4)", "i*s0"),
+        ("i-i%4+j", "4*(i//4)+j"),
+        ("(-i)%4+i", "4*((i+3)//4)"),
+        ("s0*((i+j)%s1)-s0*i-s0*j", "-((i+j)//s1)*s0*s1"),
+        ("((-i)%4+i)//(((-i)%4+i)//4)", "4"),
+        ("i%2+i", "2*((i+1)//2)"),
+        ("i%3+i", "i%3+i"),
+        ("(7-i)//2", "3-(i//2)"),
+        ("(1-i)//s0", "(1-i)//s0"),
     ],
 )
 def test_rules_without_ranges(text: str, want: str) -> None:
@@ -358,3 +371,32 @@ def test_evaluate_arrays() -> None:
     assert np.array_equal(e.evaluate({"i": rows, "j": cols, "s0": 3}), want)
     with pytest.raises(KeyError):
         e.evaluate({"i": 1})
+
+
+def steps_to_simplify(depth: int) -> int:
+    """Calls of functions of `ranges` for an index into rows whose number is nested divisions."""
+    size, index = sym(f"s{depth}"), sym("i")
+    for _ in range(depth):
+        size = (size // 2 % 3 + size // 3 + 3) // 2
+    calls = 0
+
+    def count(frame: FrameType, event: str, _: object) -> None:
+        nonlocal calls
+        calls += event == "call" and frame.f_code.co_filename == ranges.__file__
+
+    bounds: Bounds = {"i": (0, size - 1), "j": (0, 15)}
+    sys.setprofile(count)
+    try:
+        simple = ((index * 16 + j) // 16 % size + (index * size + j) // size).simplify(bounds)
+    finally:
+        sys.setprofile(None)
+    for s, at in itertools.product((1, 50, 10**depth), (0, 7, 15)):
+        rows = size.evaluate({f"s{depth}": s})
+        env = {"i": rows - 1, "j": at, f"s{depth}": s}
+        assert simple.evaluate(env) == rows - 1 + ((rows - 1) * rows + at) // rows
+    return calls
+
+
+def test_simplifying_takes_time_linear_in_the_depth_of_divisions() -> None:
+    shallow, deep = steps_to_simplify(2), steps_to_simplify(8)
+    assert deep < 10 * shallow
