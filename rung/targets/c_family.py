@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
+from functools import reduce
 
 import numpy as np
 
@@ -55,6 +56,12 @@ _HEADER = """\
 _PART_MASK = """\
 static inline __attribute__((always_inline)) unsigned long part_mask(long n, long lanes) {
   return n <= 0 ? 0 : n >= lanes ? -1ul : (1ul << n) - 1;
+}
+"""
+
+_BOUNDED = """\
+static inline __attribute__((always_inline)) int bounded(long n, int lanes) {
+  return n < 0 ? 0 : n > lanes ? lanes : (int)n;
 }
 """
 
@@ -214,19 +221,27 @@ class Prelude:
         stored = self._element(self._stored(dtype), lanes)
         return f"*({stored} *)({pointer}) = {self._to_storage(dtype, lanes, value)};"
 
-    def load_part(self, dtype: DType, lanes: int, pointer: str, count: str) -> str:
-        """The first `count` lanes, the rest 0; touches no memory beyond them."""
-        if lanes == 1:
-            return f"(({count}) > 0 ? {self.load(dtype, 1, pointer)} : 0)"
-        name = self._part("load", self._stored(dtype), lanes)
-        return self._to_value(dtype, lanes, f"{name}({pointer}, {count})")
+    def load_part(self, dtype: DType, lanes: int, pointer: str, first: str, end: str) -> str:
+        """The lanes from `first` to before `end`, the rest 0; touches no memory outside of them."""
+        name = self._part("load", self._stored(dtype), lanes, bool(first))
+        args = ", ".join(filter(None, (pointer, first, end or str(lanes))))
+        return self._to_value(dtype, lanes, f"{name}({args})")
 
-    def store_part(self, dtype: DType, lanes: int, pointer: str, value: str, count: str) -> str:
-        """The statement that stores the first `count` lanes."""
-        if lanes == 1:
-            return f"if (({count}) > 0) *({pointer}) = {value};"
-        name = self._part("store", self._stored(dtype), lanes)
-        return f"{name}({pointer}, {self._to_storage(dtype, lanes, value)}, {count});"
+    def store_part(self, dtype: DType, lanes: int, pointer: str, value: str, first: str, end: str
+                   ) -> str:
+        """The statement that stores the lanes from `first` to before `end`."""
+        name = self._part("store", self._stored(dtype), lanes, bool(first))
+        stored = self._to_storage(dtype, lanes, value)
+        args = ", ".join(filter(None, (pointer, stored, first, end or str(lanes))))
+        return f"{name}({args});"
+
+    def span(self, lanes: int, first: str, end: str) -> str:
+        """A truth for each lane: whether it is at or after `first` and before `end`."""
+        self._functions.setdefault("bounded", _BOUNDED)
+        sides = [(fn, self.splat(I32, lanes, f"bounded({at}, {lanes})"))
+                 for fn, at in (("ge", first), ("lt", end)) if at]
+        tests = [self.call(fn, I32, lanes, [self.iota(I32, lanes), at]) for fn, at in sides]
+        return reduce(lambda a, b: self.call("and", BOOL, lanes, [a, b]), tests)
 
     def _stored(self, dtype: DType) -> str:
         return {"bool": "u8", "bf16": "u16", "f16": "u16"}.get(dtype.name, dtype.name)
@@ -240,22 +255,24 @@ class Prelude:
     def _to_storage(self, dtype: DType, lanes: int, value: str) -> str:
         return self._convert("i32", "u8", lanes, f"({value} & 1)") if dtype == BOOL else value
 
-    def _part(self, what: str, element: str, lanes: int) -> str:
-        """The helper that loads or stores a part of a vector."""
-        name = f"{what}_part_{element}x{lanes}"
+    def _part(self, what: str, element: str, lanes: int, cut: bool) -> str:
+        """The helper that loads or stores the first `n` lanes of a vector, with `cut` only those
+        from lane `m` on."""
+        name = f"{what}_{'span' if cut else 'part'}_{element}x{lanes}"
         if name in self._functions:
             return name
         vector, scalar = self._element(element, lanes), _ELEMENTS[element]
         loading = what == "load"
-        loop = f"for (int i = 0; i < {lanes}; i++)\n    if (i < n) "
+        loop = f"for (int i = 0; i < {lanes}; i++)\n    if ({'i >= m && ' * cut}i < n) "
         plain = (f"{vector} r = {{0}};\n  {loop}r[i] = p[i];\n  return r;" if loading
                  else f"{loop}p[i] = v[i];")
-        body = self._masked(what, element, lanes, plain)
-        params = f"const {scalar} *p, long n" if loading else f"{scalar} *p, {vector} v, long n"
+        body = self._masked(what, element, lanes, plain, cut)
+        params = f"const {scalar} *p" if loading else f"{scalar} *p, {vector} v"
+        params += ", long m, long n" if cut else ", long n"
         self._define(name, vector if loading else "void", params, body)
         return name
 
-    def _masked(self, what: str, element: str, lanes: int, plain: str) -> str:
+    def _masked(self, what: str, element: str, lanes: int, plain: str, cut: bool) -> str:
         """`plain`, or the builtin under its #if where a vector has a width of the hardware."""
         bits = _BYTES[element] * lanes * 8
         if bits not in (128, 256, 512):
@@ -264,14 +281,17 @@ class Prelude:
         vector, taken = self._element(element, lanes), self._element(taken, lanes)
         self._functions.setdefault("part_mask", _PART_MASK)
         new, old = f"__builtin_ia32_{what}{stem}{bits}_mask", ""
-        mask = f"part_mask(n, {lanes})"
+        mask = f"part_mask(n, {lanes})" + f" & ~part_mask(m, {lanes})" * cut
         pointer = "(void *)p"
         if bits < 512 and avx2:
             lane = "i64" if _BYTES[element] == 8 else "i32"
-            test = f"{self._iota(lane, lanes)} < ({_ELEMENTS[lane]})n"
+            iota, kind = self._iota(lane, lanes), _ELEMENTS[lane]
+            test = f"{iota} < ({kind})n"
+            test = f"({test}) & ({iota} >= ({kind})m)" if cut else test
             test = f"({self._element('q64' if lane == 'i64' else lane, lanes)})({test})"
             old = f"__builtin_ia32_mask{what}{avx2}{256 if bits == 256 else ''}({pointer}, {test}"
-            clamp = f"n = n < 0 ? 0 : n > {lanes} ? {lanes} : n;"
+            clamp = " ".join(f"{v} = {v} < 0 ? 0 : {v} > {lanes} ? {lanes} : {v};"
+                             for v in ("n", "m")[:1 + cut])
         if what == "load":
             first = f"return ({vector}){new}({pointer}, ({taken}){{0}}, {mask});"
             second = f"{clamp}\n  return ({vector}){old});" if old else ""

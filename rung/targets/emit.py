@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 from rung.core.errors import LoweringError
 from rung.core.expr import Expr, sym, to_source
@@ -34,6 +35,7 @@ from rung.targets.base import buffers_of, symbols_of
 from rung.targets.c_family import Prelude
 
 Point = tuple[tuple[str, int], ...]  # one step of each unrolled axis
+Ends = tuple[str, str]  # C texts of the first of some lanes and of the end; "" for none
 
 
 @dataclass(frozen=True)
@@ -203,6 +205,8 @@ class Emitter:
         assert isinstance(t, VecType)
         match op:
             case Map():
+                if ends := self._ends_of(op, point):
+                    return self.p.span(t.lanes, *ends)
                 args = [self.get(a, point) for a in op.args]
                 scalars = [n for n, a in enumerate(op.args) if t.lanes > 1 and _lanes(a) == 1]
                 return self.p.call(op.fn, dtype_of(op.args[-1].type), t.lanes, args, scalars)
@@ -220,6 +224,31 @@ class Emitter:
                 return self._combine(op, point)
             case _:
                 raise LoweringError(f"no C for {op.keyword}")
+
+    def _ends_of(self, op: Map, point: Mapping[str, int]) -> Ends | None:
+        """The lanes where `op` is true if it compares an index, which goes up or down by one from
+        lane to lane, with 0."""
+        match op.fn, *(self.pending.get(a) for a in op.args):
+            case "ge", KernelIndex(expr) as index, Const(0) if index.lanes > 1:
+                return self._ends([expr.subs(point)])
+        return None
+
+    def _ends(self, mask: Sequence[Expr]) -> Ends | None:
+        """The lanes from the first to before the second are those of a mask; "" where it does not
+        cut that side. None where others are left out too."""
+        sides: dict[int, list[Expr]] = {1: [], -1: []}
+        for e in mask:
+            run = e.coefficient(LANE)
+            if run is None or run.const_value not in sides:
+                return None
+            sides[run.const_value].append(e.without(LANE))
+        return (self._outermost("max", [-e for e in sides[1]]),
+                self._outermost("min", [e + 1 for e in sides[-1]]))
+
+    def _outermost(self, fn: str, found: Sequence[Expr]) -> str:
+        """C text of the `fn` of some numbers, "" of none."""
+        texts = dict.fromkeys(self.c(e) for e in found)
+        return reduce(lambda a, b: self.p.call(fn, I64, 1, [a, b]), texts) if texts else ""
 
     def _combine(self, op: Combine, point: dict[str, int]) -> str:
         t = op.x.type
@@ -280,24 +309,20 @@ class Emitter:
         fill = self.p.constant(op.fill, t.dtype, t.lanes)
         if t.lanes == 1:
             text = self.p.load(t.dtype, 1, self._pointer(op.buf, offset, values, point))
-        elif run is not None and run.is_const(1) and simple and _one_tail(lanes):
+        elif run is not None and run.is_const(1) and simple and (ends := self._ends(lanes)):
             pointer = self._pointer(op.buf, offset.without(LANE), values, point)
-            text = self._vector_load(op, t, pointer, lanes, fill)
+            text = self._vector_load(op, t, pointer, ends, fill)
         else:
             text = self._gather(op, t, offset, values, point, lanes)
         return f"({scalar} ? {text} : {fill})" if scalar else text
 
-    def _vector_load(self, op: Load, t: VecType, pointer: str, lanes: list[Expr],
-                     fill: str) -> str:
-        if not lanes:
+    def _vector_load(self, op: Load, t: VecType, pointer: str, ends: Ends, fill: str) -> str:
+        if not any(ends):
             return self.p.load(t.dtype, t.lanes, pointer)
-        count = self.c(lanes[0].without(LANE) + 1)
-        text = self.p.load_part(t.dtype, t.lanes, pointer, count)
+        text = self.p.load_part(t.dtype, t.lanes, pointer, *ends)
         if op.fill == 0:
             return text
-        inside = self.p.call("lt", I64, t.lanes, [
-            self.p.iota(I64, t.lanes), self.p.splat(I64, t.lanes, count)])
-        return self.p.call("where", t.dtype, t.lanes, [inside, text, fill])
+        return self.p.call("where", t.dtype, t.lanes, [self.p.span(t.lanes, *ends), text, fill])
 
     def _gather(self, op: Load, t: VecType, offset: Expr, values: list[tuple[Value, Expr]],
                 point: Mapping[str, int], lanes: list[Expr]) -> str:
@@ -336,12 +361,11 @@ class Emitter:
         if t.lanes == 1:
             return self.p.store(t.dtype, 1, self._pointer(op.buf, offset, values, point), value)
         simple = all(_lanes(v) == 1 for v, _ in values)
-        if run is not None and run.is_const(1) and simple and _one_tail(lanes):
+        if run is not None and run.is_const(1) and simple and (ends := self._ends(lanes)):
             pointer = self._pointer(op.buf, offset.without(LANE), values, point)
-            if not lanes:
+            if not any(ends):
                 return self.p.store(t.dtype, t.lanes, pointer, value)
-            count = self.c(lanes[0].without(LANE) + 1)
-            return self.p.store_part(t.dtype, t.lanes, pointer, value, count)
+            return self.p.store_part(t.dtype, t.lanes, pointer, value, *ends)
         parts = [f"const {self.p.type(t.dtype, t.lanes)} v_ = {value};"]
         for n in range(t.lanes):
             at = self._pointer(op.buf, offset.subs({LANE: n}), values, point, n)
@@ -485,11 +509,3 @@ def _lanes(value: Value) -> int:
         return 1
     assert isinstance(value.type, VecType)
     return value.type.lanes
-
-
-def _one_tail(lanes: list[Expr]) -> bool:
-    """Whether a lane mask only cuts off the last lanes."""
-    if not lanes:
-        return True
-    run = lanes[0].coefficient(LANE)
-    return len(lanes) == 1 and run is not None and run.is_const(-1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import mmap
 import shutil
 import subprocess
@@ -79,18 +80,21 @@ def write_source() -> str:
     for src, dst, lanes in conversions():
         out.append(loop(p, f"cast_{src}_{dst}_{lanes}", [src], dst, lanes,
                         p.cast(src, dst, lanes, "v0")))
-    out += [part for dtype in PART_TYPES for lanes in (1, 4, 8, 16)
+    out += [part for dtype in PART_TYPES for lanes in (4, 8, 16)
             for part in parts(p, dtype, lanes)]
     out += reductions(p) + shapes(p)
     return p.text() + "\n" + "\n".join(out)
 
 
 def parts(p: Prelude, dtype: DType, lanes: int) -> list[str]:
-    stored, tail = p.storage(dtype), f"{dtype}_{lanes}"
-    return [f"void loadp_{tail}({stored} *out, const {stored} *in, long n) {{ "
-            f"{p.store(dtype, lanes, 'out', p.load_part(dtype, lanes, 'in', 'n'))} }}\n",
-            f"void storep_{tail}({stored} *out, const {stored} *in, long n) {{ "
-            f"{p.store_part(dtype, lanes, 'out', p.load(dtype, lanes, 'in'), 'n')} }}\n"]
+    """Loads and stores of the first lanes, and of those from another one on."""
+    stored, out = p.storage(dtype), []
+    for name, first in (("part", ""), ("span", "m")):
+        load = p.store(dtype, lanes, "out", p.load_part(dtype, lanes, "in", first, "n"))
+        store = p.store_part(dtype, lanes, "out", p.load(dtype, lanes, "in"), first, "n")
+        out += [f"void {what}_{name}_of_{dtype}_{lanes}({stored} *out, const {stored} *in, long m, "
+                f"long n) {{ {text} }}\n" for what, text in (("load", load), ("store", store))]
+    return out
 
 
 def reductions(p: Prelude) -> list[str]:
@@ -281,22 +285,26 @@ def test_parts_stay_inside(library: ctypes.CDLL, dtype: DType) -> None:
     page, _area = guarded()
     size = memory_type(dtype).itemsize
     rng = np.random.default_rng(3)
-    for lanes in (1, 4, 8, 16):
+    firsts = ("part", 0), *(("span", m) for m in (-2**40, 0, 1, 3, 2**40))
+    for lanes, (name, first) in itertools.product((4, 8, 16), firsts):
         for count in (*range(-1, lanes + 2), -2**40, 2**40):
-            inside = min(max(count, 0), lanes)
+            end = min(max(count, 0), lanes)
+            moved = slice(min(max(first, 0), end) * size, end * size)
             data = rng.integers(0, 2 if dtype == BOOL else 256, lanes * size, dtype=np.uint8)
-            start, used = len(page) - inside * size, inside * size
+            start, used, (m, n) = len(page) - end * size, end * size, map(
+                ctypes.c_long, (first, count))
             page[:] = 7
             page[start:] = data[:used]
-            out = np.full(lanes * size, 9, np.uint8)
-            getattr(library, f"loadp_{dtype}_{lanes}")(
-                address(out), address(page, start), ctypes.c_long(count))
-            np.testing.assert_array_equal(out[:used], data[:used])
-            assert not out[used:].any()
-            page[:] = 7
-            getattr(library, f"storep_{dtype}_{lanes}")(
-                address(page, start), address(data), ctypes.c_long(count))
-            np.testing.assert_array_equal(page[start:], data[:used])
+            out, want = np.full(lanes * size, 9, np.uint8), np.zeros(lanes * size, np.uint8)
+            want[moved] = data[moved]
+            getattr(library, f"load_{name}_of_{dtype}_{lanes}")(
+                address(out), address(page, start), m, n)
+            np.testing.assert_array_equal(out, want)
+            page[:], want = 7, np.full(used, 7, np.uint8)
+            want[moved] = data[moved]
+            getattr(library, f"store_{name}_of_{dtype}_{lanes}")(
+                address(page, start), address(data), m, n)
+            np.testing.assert_array_equal(page[start:], want)
             assert (page[:start] == 7).all()
 
 
