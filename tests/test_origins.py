@@ -85,6 +85,14 @@ def test_a_kernel_of_repeated_layers_names_what_each_call_computes() -> None:
     assert all(targets(s) == ["aten.add.Tensor"] for s in found["add"])
 
 
+def test_what_lowering_notes_is_not_of_the_program() -> None:
+    (graph,) = capture(Given("test", Net().eval(), (torch.randn(2, 16, 6, 6),))).graphs
+    assert graph.imported is not None
+    first, second = (sites(pipeline.lower_module(graph.imported.func, target("cpu.avx512")
+                                                 ).modules["loop"]) for _ in range(2))
+    assert first == second
+
+
 def test_what_is_told_of_a_shared_kernel() -> None:
     given = Given("net", Net().eval(), (torch.randn(2, 16, 6, 6),))
     text = show(given, Request("loop", "cpu.avx512"))

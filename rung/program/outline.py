@@ -240,14 +240,18 @@ def _outlined(main: Func, reads: _Reads, run: Run, name: str) -> tuple[Func, Fun
     layer = Func("program", name, tuple(params.values()), (),
                  replace(main.body, ops=(*body, Return(tuple(given_back)))))
     calls, impure = [], "rng" if any(op.effect is Effect.RNG for op in body) else ""
+    made: dict[Value, Value] = {}  # the program's own values keep their origins
     for n in range(run.count):
         segment = run.segment(n)
-        outs = tuple(reads.outputs(segment))
-        calls.append(Apply(name, tuple(reads.inputs(segment)),
-                           tuple(v.type for v in outs), impure, results=outs))
+        args = tuple(made.get(v, v) for v in reads.inputs(segment))
+        old = reads.outputs(segment)
+        outs = tuple(map(replace, old))
+        made |= zip(old, outs, strict=True)
+        calls.append(Apply(name, args, tuple(v.type for v in outs), impure, results=outs))
         origins.note_copy(outs, {a: b for one, two in zip(first, segment, strict=True)
                                  for x, y in zip(ops[one].results, ops[two].results, strict=True)
                                  for a, b in zip(origins.of(x), origins.of(y), strict=False)})
     end = run.segment(run.count - 1).stop
     trace.emit("fired", "outline", name, f"{run.count} layers of {run.period} ops")
-    return main.with_ops([*ops[:run.start], *calls, *ops[end:]]), layer
+    rest = substitute(ops[end:], made)
+    return main.with_ops([*ops[:run.start], *calls, *rest]), layer
