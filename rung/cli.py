@@ -138,7 +138,8 @@ def _doctor(args: argparse.Namespace) -> Report:
 def _of_a_function(args: argparse.Namespace, run: Callable[..., Result]) -> Result:
     from rung.tools import given, show
 
-    request = show.Request(getattr(args, "rung", "all"), args.target, args.train, args.mapping)
+    request = show.Request(getattr(args, "rung", "all"), args.target, args.train, args.mapping,
+                           args.kernel if args.run is _show else "")
     with redirect_stdout(sys.stderr):  # the user's program may print
         what = (given.from_expression(args.expression) if args.expression is not None
                 else given.from_file(args.build))
@@ -222,6 +223,8 @@ def parser() -> Parser:
     show = _command(commands, "show", "print a function on every rung, or on one of them", _show)
     show.add_argument("--rung", choices=(*RUNGS, "all"), default="all",
                       help="only this rung, with nothing else on stdout (default: all)")
+    show.add_argument("--kernel", default="", metavar="NAME",
+                      help="only this kernel; of a function of many, the default is their index")
     _function_options(show)
     explain = _command(commands, "explain", "tell what became of a function, and why", _explain)
     _function_options(explain)

@@ -151,8 +151,8 @@ def test_factory_results_are_the_inputs_and_modules_keep_their_parameters(rung) 
     expression = ("nn.Linear(8, 4)(torch.cat([torch.ones(2, 8), torch.rand(2, 8)])) "
                   "+ F.relu(torch.randint(0, 9, (4,)))")
     _, out, _ = rung("show", "-c", expression, "--rung", "program")
-    first = out.splitlines()[0]
-    assert sorted(part.split(": ")[1].rstrip(")") for part in first.split("(")[1].split(", ")) == [
+    first = " ".join(out[:out.index(")\n")].split())
+    assert sorted(part.split(": ")[1] for part in first.split("(")[1].split(", ")) == [
         "f32[2,8] input", "f32[2,8] input", "f32[4,8] param", "f32[4] param", "i64[4] input"]
 
 
@@ -255,6 +255,84 @@ def test_source_compiles_as_it_stands(rung, tmp_path: Path, target: str) -> None
     path = tmp_path / "kernels.c"
     path.write_text(out)
     subprocess.run(["gcc", "-c", str(path), "-o", str(tmp_path / "kernels.o")], check=True)
+
+
+LAYERS = '''\
+from torch import nn
+
+class Layer(nn.Module):
+    def __init__(self, n):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(n), nn.Linear(n, 2 * n), nn.Linear(2 * n, n)
+
+    def forward(self, x):
+        y = self.down(nn.functional.silu(self.up(self.norm(x))).sort()[0])
+        return x + y
+
+def build():
+    import torch
+    layers = [x for n in (8, 16, 24, 32, 40) for x in (Layer(n), Layer(n), nn.Linear(n, n + 8))]
+    return nn.Sequential(*layers), (torch.randn(5, 8),)
+'''
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    (tmp_path / "layers.py").write_text(LAYERS)
+    return f"{tmp_path / 'layers.py'}:build"
+
+
+def test_a_whole_model_is_shown_by_an_index(rung, tmp_path: Path, model: str) -> None:
+    code, out, _ = rung("show", model)
+    assert code == 0
+    head, *rows = out.splitlines()
+    assert head.startswith("index ---") and "--kernel NAME" in rows[-1]
+    found = [re.match(r" +(\d+) x (\S+) +layers.py:(9|10) ", x) for x in rows[:-2]]
+    names = {x[2]: int(x[1]) for x in found if x}
+    assert names.pop("aten.sort.default") == 10 and len(names) > 8
+    _, dump, _ = rung("show", model, "--rung", "loop")
+    for name, count in names.items():
+        assert len(re.findall(rf" = kernel {name}\(", dump)) == count
+        assert f"\n# {count:4} x {name} " in f"\n{dump}"
+
+
+def test_one_kernel_of_a_model_is_a_dump(rung, tmp_path: Path, model: str) -> None:
+    _, whole, _ = rung("show", model, "--rung", "loop")
+    name = re.findall(r"^kernel (\w+)\(", whole, re.M)[0]
+    code, out, _ = rung("show", model, "--kernel", name)
+    assert code == 0 and "layers.py:" in out
+    assert re.findall(r"^(\w+) .*-----$", out, re.M) == ["loop", "tile", "kernel", "source"]
+    _, source, _ = rung("show", model, "--kernel", name, "--rung", "source")
+    for level in ("loop", "tile", "kernel"):
+        code, dump, _ = rung("show", model, "--kernel", name, "--rung", level)
+        path = tmp_path / "one.ir"
+        path.write_text(dump)
+        code, again, err = rung("opt", str(path), "--to", "source")
+        assert code == 0, err
+        assert f"run_{name}(" in again and named_alike(again) == named_alike(source)
+
+
+@pytest.mark.parametrize(("args", "code", "says"), [
+    (("--kernel", "nope"), 1, "no kernel is called 'nope'; there are "),
+    (("--kernel", "nope", "--rung", "tensor"), 2, "no kernels on the rung tensor, but on loop"),
+])
+def test_kernels_that_are_not_there(rung, module: str, args: tuple[str, ...], code: int,
+                                    says: str) -> None:
+    found, out, err = rung("show", f"{module}:build", *args)
+    assert (found, out) == (code, "") and says in err
+
+
+def test_dumps_fit_the_page_and_are_read_back(rung, tmp_path: Path, model: str) -> None:
+    for name in OURS:
+        _, dump, _ = rung("show", model, "--rung", name)
+        lines = [x.partition("  # ")[0] for x in dump.splitlines() if not x.startswith("#")]
+        assert max(map(len, lines)) <= 100
+        assert any(x.endswith(",") for x in lines)
+        path = tmp_path / "x.ir"
+        path.write_text(dump)
+        code, again, _ = rung("opt", str(path))
+        assert code == 0
+        assert [x for x in again.splitlines() if x] == [x for x in lines if x]
 
 
 # --- opt

@@ -1,7 +1,8 @@
 """Tokens of the dumps, and a cursor that reads what needs no scope: names, numbers, sizes.
 
 Lines become tokens as in Python: `NEWLINE` ends a line, `INDENT` and `DEDENT` enclose a block.
-A comment runs from `#` to the end of its line.
+A comment runs from `#` to the end of its line; a line that ends in a comma or a `+` goes on in the
+next.
 """
 
 from __future__ import annotations
@@ -36,9 +37,11 @@ class Token(NamedTuple):
 
 def lex(text: str) -> Iterator[Token]:
     """The tokens of `text`, the last one END; ParseError where there is none."""
-    depths, last = [0], 0
+    depths, last, goes_on = [0], 0, False
     for found in TOKEN.finditer(text):
         kind, at, depth = str(found.lastgroup), found.end(), len(found[0])
+        if kind == "indent" and goes_on and at < len(text):
+            continue
         if kind == "indent":
             if last:
                 yield Token(last, NEWLINE)
@@ -50,7 +53,7 @@ def lex(text: str) -> Iterator[Token]:
                 yield Token(at, DEDENT)
         elif kind != "space":
             yield Token(found.start(), found[0], kind)
-            last = at
+            last, goes_on = at, found[0] in (",", "+")
         if kind == "bad" or (kind == "indent" and depth != depths[-1]):
             raise error_at(text, found.start(), f"unexpected {found[0]!r}")
     yield Token(len(text), END)

@@ -4,7 +4,7 @@ In: a program of kernel calls. Out: a Plan, which prints as the host's list of s
 
     storage t    temp    4096 B  at 0      live 0..1   t
     step 0: launch mm_relu(x, w) -> t
-    workspace 4096 B, peak 4096 B
+    workspace 4096 B, at least 4096 B
 
 Results of the program are outputs of their own; a view and an update in place lie where their
 operand lies. Temporaries of known size get offsets in the workspace, by the best of three greedy
@@ -83,7 +83,7 @@ class Plan:
     def __str__(self) -> str:
         return "\n".join([*map(str, self.storages),
                           *(f"step {n}: {s}" for n, s in enumerate(self.steps)),
-                          f"workspace {self.workspace} B, peak {self.peak} B"])
+                          f"workspace {self.workspace} B, at least {self.peak} B"])
 
 
 def plan(program: Func, native: Callable[[Op], bool] = lambda op: isinstance(op, KernelCall)

@@ -13,11 +13,10 @@ from rung.core.machine import Machine
 from rung.core.op import Func, Value
 from rung.core.trace import Event
 from rung.program.ir import Apply, Call, Module
-from rung.tools.flops import bytes_before, bytes_of_op, flops_of_call, size_of
+from rung.tools.flops import bytes_before, bytes_of_op, flops_of_call, is_free, size_of
 
 DYNAMO = 8e-6  # seconds of a call through Dynamo: guards, frame and wrapper
-ASSUMES = ("modelled: a call costs all its time, a refused fusion the way of its values to memory "
-           "and back, a break the way of the values that cross it and a call of Dynamo")
+ASSUMES = "modelled: the time of calls, the traffic of the rest"
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ def of_calls(module: Module, events: Sequence[Event], machine: Machine,
     reasons = {e.subject: e.detail for e in events if (e.kind, e.place) == ("declined", "lower")}
     found: dict[str, list[Call]] = {}
     for op in module.main.body.ops:
-        if isinstance(op, Call):
+        if isinstance(op, Call) and not is_free(op):
             found.setdefault(op.target, []).append(op)
     for name, calls in found.items():
         moved = sum(bytes_of_op(op, hints) for op in calls)

@@ -8,6 +8,7 @@ from `core/trace.py`, the origins and the cost model.
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from rung.core.op import Func, walk
 from rung.core.trace import Event
 from rung.frontends.torch import compat
 from rung.kernel.ir import Alloc, For
+from rung.pipeline import PASSES
 from rung.program import memory
 from rung.program.ir import KernelCall, Module
 from rung.runtime.stretches import native
@@ -28,13 +30,14 @@ from rung.targets.base import Target, target
 from rung.tools import costs, torch_side
 from rung.tools.capture import Capture, Graph
 from rung.tools.costs import Cost
-from rung.tools.flops import bytes_after, bytes_before, flops
+from rung.tools.flops import bytes_after, bytes_before, flops, peak
 from rung.tools.given import Given, UsageError
-from rung.tools.show import Request, captured, describe, modules, sites_of
+from rung.tools.show import Request, captured, describe, modules, short, sites_of
 
 MOST = 12  # lines of one list in the default report
-FULL = 3  # kernels of which it tells everything, and alternatives of each
+FULL = 3  # kernels of which it tells everything
 SIZES = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1))
+WIDTH = 100
 DEFAULT = ("kernels", "splits", "costs", "model")
 
 
@@ -76,7 +79,7 @@ def _graphs(found: Capture) -> Iterator[str]:
         f"; recompiles: {compat.recompiled(found.frames)}" if found.recompiles else "")
     for x in found.breaks:
         reason = [line.strip() for line in x.reason.splitlines() if line.strip()]
-        yield f"  {x.line}: {reason[0]}"
+        yield f"  {short(x.line)}: {reason[0]}"
         yield from (f"    {line}" for line in reason[1:4])
     yield from (f"  recompiled because {x}" for x in dict.fromkeys(found.recompiles))
 
@@ -117,6 +120,9 @@ def _numbers(program: Func, reached: Reached) -> Iterator[str]:
     least = [bound(loop.kernel(op.callee), reached.machine.machine, reached.hints).seconds
              for op in loop.main.body.ops if isinstance(op, KernelCall)]
     yield f"  at least {sum(least) * 1e6:.1f} us in {counted(len(least), 'kernel call')}"
+    if "kernel" in reached.modules:
+        held = peak(reached.modules["kernel"], reached.hints)
+        yield f"  holds at most {size(held)} beside its arguments"
     if reached.hints:
         sizes = ", ".join(f"{name} = {value}" for name, value in reached.hints.items())
         yield f"  with {sizes}"
@@ -126,6 +132,13 @@ def _numbers(program: Func, reached: Reached) -> Iterator[str]:
 
 def _kernels(reached: Reached) -> Iterator[str]:
     """Kernels in their order; in the default report the dearest ones in full, the rest by name."""
+    for line in _each_kernel(reached):
+        indent = " " * (len(line) - len(line.lstrip()))
+        yield from textwrap.wrap(line, WIDTH, subsequent_indent=f"{indent}  ",
+                                 break_long_words=False, break_on_hyphens=False)
+
+
+def _each_kernel(reached: Reached) -> Iterator[str]:
     loop = reached.modules.get("loop")
     if loop is None:
         return
@@ -197,7 +210,8 @@ def _mapping(kernel: str, chosen: str, reached: Reached) -> Iterator[str]:
     yield f"    {head}" + (f"    # {prices[chosen]}" if chosen in prices else "")
     yield from (f"    {x}" for x in lines)
     others = [x for x in found if x[2] != chosen or not x[2]]
-    for kind, text, mapping in others if reached.whole else others[:FULL]:
+    dearer = [x for x in others if x[1] != prices.get(chosen)] or others
+    for kind, text, mapping in others if reached.whole else dearer[:1]:
         rest = "; ".join(x.strip() for x in mapping.splitlines()[1:])
         verb = "refused" if kind == "declined" else "instead"
         yield f"      {verb}: {text}" + (f": {rest}" if rest else "")
@@ -252,7 +266,8 @@ def _costs(given: Given, found: Capture, reached: Sequence[Reached]) -> list[str
     lines = [f"what was not done, dearest first ({costs.ASSUMES})"]
     shown = rows if any(r.whole for r in reached) else rows[:MOST]
     for x in shown:
-        where = f"  {', '.join(x.lines[:3])}" if any(x.lines) else ""
+        first, more = short(x.lines[0] if x.lines else ""), len(x.lines) - 1
+        where = f"  {first}" + (f" and {more} more" if more > 0 else "")
         lines.append(f"  {x.seconds * 1e6:8.1f} us {size(x.bytes):>10}  {x.what}: {x.why}{where}")
     return lines + ([f"  and {len(rows) - MOST} more"] if len(shown) < len(rows) else [])
 
@@ -267,9 +282,16 @@ def _all_costs(found: Capture, reached: Sequence[Reached]) -> Iterator[Cost]:
         if r.failed and r.graph.imported:
             yield costs.of_graph(r.graph.imported.func, r.failed, r.machine.machine, r.hints)
         elif r.modules:
-            module = list(r.modules.values())[-1]
-            yield from costs.of_calls(module, r.events, r.machine.machine, r.hints)
-            yield from costs.of_fusions(r.modules["program"], r.events, r.machine.machine, r.hints)
+            module, events = list(r.modules.values())[-1], _last_run(r.events)
+            yield from costs.of_calls(module, events, r.machine.machine, r.hints)
+            yield from costs.of_fusions(r.modules["program"], events, r.machine.machine, r.hints)
+
+
+def _last_run(events: Sequence[Event]) -> Sequence[Event]:
+    """What happened from the first pass on, the second time where a refused mapping made one."""
+    first = "ran", PASSES[0].rung, PASSES[0].name
+    starts = [n for n, e in enumerate(events) if (e.kind, e.place, e.subject) == first]
+    return events[starts[-1]:] if len(starts) > 1 else events
 
 
 # --- what is there for the asking

@@ -2,8 +2,9 @@
 
 FLOPs count contractions only, as model FLOPs do: 2*m*n*k for a matmul, whatever its schedule; calls
 that torch has a formula for (`torch.utils.flop_counter`) count by it, other calls not at all.
-Bytes before fusion: every ATen op reads its tensors and writes its results, views nothing.
-After: every kernel reads and writes what it touches of its buffers, once; calls as before.
+Bytes before fusion: every ATen op reads its tensors and writes its results, views nothing; what is
+looked up in a table counts, not the table. After: every kernel reads and writes what it touches of
+its buffers, once; calls as before.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ from rung.core.op import Block, Func, Op, Value
 from rung.core.types import TensorType
 from rung.frontends.torch.aten import is_view
 from rung.frontends.torch.calls import DTYPES, overload, schema_of, to_torch
+from rung.program import memory
 from rung.program.ir import Apply, Call, Composite, KernelCall, Module, Write
-from rung.program.views import is_view as is_free
+from rung.program.views import is_view as is_index
+from rung.runtime.stretches import native
 from rung.tensor.ir import Contract
 
 Sizes = Mapping[str, int]
@@ -51,7 +54,7 @@ def flops(module: Module, hints: Sizes) -> Flops:
         match op:
             case Contract():
                 total += 2 * prod(number(n, hints) for n in op.sizes().values())
-            case Call() if not is_view(op):
+            case Call() if not is_free(op):
                 found = flops_of_call(op, hints)
                 total += found or 0
                 if found is None:
@@ -107,8 +110,10 @@ def _by_formula(call: Call, formula: Callable[..., int], hints: Sizes) -> int:
 
 @dataclass(frozen=True)
 class Contractions:
-    """FLOPs of a program's calls that contract with a parameter, and of those that do not."""
+    """FLOPs of a program's convolutions, and of its other calls that contract with a parameter,
+    and that do not."""
 
+    convolutions: int
     weights: int
     attention: int
 
@@ -117,17 +122,19 @@ def contractions(program: Func, hints: Sizes) -> Contractions:
     """The contractions of a program of ATen calls, by whether an operand is a parameter, or a view
     or cast of one."""
     fixed = {p for p in program.params if p.role in ("param", "const")}
-    totals = {True: 0, False: 0}
+    totals = dict.fromkeys(("convolutions", "weights", "attention"), 0)
     for op in program.body.ops:
         if not isinstance(op, Call):
             continue
         if fixed.issuperset(op.operands()) and (is_view(op) or op.target in CASTS):
             fixed.update(op.results)
         elif found := flops_of_call(op, hints):
-            totals[bool(fixed.intersection(op.operands()))] += found
-    return Contractions(totals[True], totals[False])
+            totals["convolutions" if op.target in CONVOLUTIONS else
+                   "weights" if fixed.intersection(op.operands()) else "attention"] += found
+    return Contractions(**totals)
 
 
+CONVOLUTIONS = ("aten.convolution.default", "aten._convolution.default")
 CASTS = ("aten._to_copy.default", "aten.clone.default")
 
 
@@ -137,17 +144,34 @@ def size_of(value: Value, hints: Sizes) -> int:
     """Bytes of a tensor."""
     if not isinstance(value.type, TensorType):
         return 0
-    return value.type.dtype.bytes * prod(number(n, hints) for n in value.type.shape)
+    kind = value.type
+    repeated = [s.const_value == 0 for s in kind.strides or [Expr.of(1)] * len(kind.shape)]
+    return kind.dtype.bytes * prod(1 if again else number(n, hints)
+                                   for n, again in zip(kind.shape, repeated, strict=True))
+
+
+LOOKUPS = ("aten.embedding.default", "aten.gather.default", "aten.index.Tensor",
+           "aten.index_select.default", "aten.take.default", "aten._unsafe_index.Tensor")
+"""Calls that read of their first operand as many elements as they give."""
+
+
+def is_free(op: Op) -> bool:
+    """Whether an op is a view, which moves nothing."""
+    return is_view(op) or is_index(op) or (
+        isinstance(op, Call) and op.target == "aten._unsafe_view.default")
 
 
 def bytes_of_op(op: Op, hints: Sizes) -> int:
     """What one op that runs by itself reads and writes."""
     if isinstance(op, Write):
         return 2 * size_of(op.src, hints)
-    if is_view(op) or is_free(op) or not (op.results or isinstance(op, Call)):
+    if is_free(op) or not (op.results or isinstance(op, Call)):
         return 0
-    read = sum(size_of(v, hints) for v in dict.fromkeys(op.operands()))
-    return read + sum(size_of(r, hints) for r in op.results)
+    read = [size_of(v, hints) for v in dict.fromkeys(op.operands())]
+    written = sum(size_of(r, hints) for r in op.results)
+    if isinstance(op, Call) and op.target in LOOKUPS:
+        read[0] = min(read[0], written)
+    return sum(read) + written
 
 
 def bytes_before(program: Func, hints: Sizes) -> int:
@@ -165,3 +189,19 @@ def bytes_after(module: Module, machine: Machine, hints: Sizes) -> int:
         else:
             total += bytes_of_op(op, hints)
     return int(total)
+
+
+def peak(module: Module, hints: Sizes) -> int:
+    """Bytes that a call of a lowered module holds at most beside its arguments: the workspace, and
+    from when they are made to when they are last read its results and those of library calls."""
+    plan = memory.plan(module.main, native(module))
+    own = [s for s in plan.storages if s.role in ("temp", "call", "output") and s.offset is None]
+    last = {s.name: s.last for s in own}
+    size = {s.name: number(s.bytes, hints) for s in own}
+    for step in reversed(plan.steps):
+        if step.kind == "call" and is_free(step.op):  # what it gives lies in what it is given
+            view, base = (plan.home[v].name for v in (step.op.results[0], step.op.operands()[0]))
+            size[view] = 0
+            last[base] = max(last.get(base, 0), last.get(view, 0))
+    return plan.workspace + max((sum(size[s.name] for s in own if s.first <= n <= last[s.name])
+                                 for n in range(len(plan.steps))), default=0)

@@ -27,7 +27,7 @@ from rung.tensor import ir as tensor
 from rung.tile.mapping import parse_mapping
 from rung.tools import check
 from rung.tools.given import UsageError
-from rung.tools.show import GRAPH, all_kernels
+from rung.tools.show import GRAPH, all_kernels, wrapped
 
 PASS_NAMES = tuple(f"{p.rung}.{p.name}" for p in PASSES)
 
@@ -53,7 +53,7 @@ def opt(path: str, request: Request) -> str:
     if request.to == "source":
         lines = [f"// {x}" for note in notes for x in note]
         return machine.emit(all_kernels(after)) + "".join(f"{x}\n" for x in lines)
-    return "\n".join(head + f"{module}\n" + "".join(f"# {x}\n" for x in note)
+    return "\n".join(head + wrapped(f"{module}\n") + "".join(f"# {x}\n" for x in note)
                      for (head, _), module, note in zip(parts, after, notes, strict=True))
 
 

@@ -19,17 +19,17 @@ from torch import fx
 
 from rung import pipeline
 from rung.core.errors import RungError
-from rung.core.op import Block, Func, Value
+from rung.core.op import Func
 from rung.core.types import TensorType
 from rung.frontends.torch.importer import import_graph
 from rung.pipeline import Context
-from rung.program.ir import KernelCall, Module, Return
+from rung.program.ir import Module
 from rung.runtime.tensors import cloned
 from rung.targets.base import buffers_of, is_library, symbols_of, target
 from rung.tools import bisect, judge
 from rung.tools.capture import Graph, capture
 from rung.tools.given import SEED, Given, UserError
-from rung.tools.show import Request, context_of, modules
+from rung.tools.show import Request, alone, context_of, modules, wrapped
 
 Args = list[Any]
 Results = Sequence[Any]
@@ -249,20 +249,8 @@ def _kernel(graphs: Sequence[Graph], request: Request, name: str, as_c: bool) ->
         if name in known and as_c and not is_library(known[name]):
             return machine.emit([known[name]]) + c_main(known[name], graph.hints)
         if name in known:
-            return f"# rung opt THIS.ir --to kernel --run\n{alone(known[name])}\n"
+            return "# rung opt THIS.ir --to kernel --run\n" + wrapped(str(alone(known[name])))
     raise UserError(f"no kernel is called {name!r}; there are {', '.join(known)}")
-
-
-def alone(kernel: Func) -> Module:
-    """A module of one kernel and a program that calls it once."""
-    params = tuple(replace(p, role=p.role or "input") for p in kernel.params)
-    outs = tuple(Value(o.name, o.type) for o in kernel.outs)
-    updates = tuple(p for p in params if p.role == "mutated")
-    states = tuple(Value(f"{p.name}_after", p.type) for p in updates)
-    call = KernelCall(kernel.name, params, updates, tuple(v.type for v in (*states, *outs)),
-                      results=(*states, *outs))
-    body = Block((), (call, Return(outs)))
-    return Module((Func("program", "main", params, (), body),), (kernel,))
 
 
 def c_main(kernel: Func, hints: Mapping[str, int]) -> str:

@@ -1,28 +1,36 @@
 """`rung show`: the text of a function's graphs on any rung, from the ATen graph to source.
 
-The dumps are input to `rung opt`: what they add (the user's lines, which graph of several) is
-comments. A graph that some rung cannot take is shown down to the rung before it.
+The dumps are input to `rung opt`: what they add (an index of the kernels, the user's lines, which
+graph of several) is comments. A graph that some rung cannot take is shown down to the rung before
+it, and one of many kernels by its index, where no rung and no kernel is asked for.
 """
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from rung.core import origins, trace
 from rung.core.config import Settings
 from rung.core.errors import LoweringError, MappingError, RungError
-from rung.core.op import Func, Op
+from rung.core.lexer import TOKEN
+from rung.core.op import Block, Func, Op, Value
 from rung.core.origins import Origin
 from rung.core.text import print_func
 from rung.pipeline import PASSES, Context, generated, read_mappings, run_pass
-from rung.program.ir import KernelCall, Module
-from rung.targets.base import Target, target
+from rung.program.ir import Call, KernelCall, Module, Return
+from rung.targets.base import Target, is_library, target
 from rung.tools.capture import Capture, Graph, capture
-from rung.tools.given import EXPRESSION, Given, UserError
+from rung.tools.flops import is_free
+from rung.tools.given import EXPRESSION, Given, UsageError, UserError
 
 RUNGS = ("torch", "program", "tensor", "loop", "tile", "kernel", "source")
+OF_KERNELS = ("loop", "tile", "kernel", "source")
+MANY = 8  # kernels of which all rungs at once are more than anybody reads
 GRAPH = "# graph"  # starts the line before each of several graphs in a dump
 
 
@@ -34,14 +42,20 @@ class Request:
     target: str = "cpu"
     train: bool = False
     mapping: str = ""
+    kernel: str = ""
 
 
 def show(given: Given, request: Request) -> str:
     """The text for stdout. RungError if a rung that was asked for cannot be reached."""
+    if request.kernel and request.rung not in ("all", *OF_KERNELS):
+        raise UsageError(f"there are no kernels on the rung {request.rung}, but on "
+                         f"{', '.join(OF_KERNELS)}")
     found = captured(given, request.train)
     if not found.graphs:
         raise UserError(f"{given.label}: {found.nothing}")
     machine = target(request.target)
+    if request.kernel:
+        return _one(found, machine, request)
     if request.rung == "all":
         return "\n".join(_everything(found, machine, request))
     if request.rung == "torch":
@@ -49,7 +63,7 @@ def show(given: Given, request: Request) -> str:
     reached = [module_at(g, machine, request) for g in found.graphs]
     if request.rung == "source":
         return machine.emit(all_kernels(reached))
-    return _joined(found, [annotated(m) for m in reached])
+    return _joined(found, ["".join(f"# {x}\n" for x in index(m)) + annotated(m) for m in reached])
 
 
 def captured(given: Given, train: bool) -> Capture:
@@ -133,18 +147,90 @@ def _everything(found: Capture, machine: Target, request: Request) -> Iterator[s
     total = len(found.graphs)
     for n, graph in enumerate(found.graphs, 1):
         where = f", graph {n} of {total} ({graph.kind})" if total > 1 else ""
-        yield _section("torch", where, graph.code)
-        module = None
+        reached: list[tuple[str, Module]] = []
+        why = ""
         try:
-            for rung, module in modules(graph, machine, request):
-                yield _section(rung, where, annotated(module))
+            reached.extend(modules(graph, machine, request))
         except RungError as error:
             if graph.imported is not None:
                 raise
-            yield _section("stops", where, str(error))
+            why = str(error)
+        module = reached[-1][1] if reached else None
+        rows = index(module) if module else []
+        if rows:
+            many = module is not None and len(module.kernels) > MANY
+            yield _section("index", where, "\n".join([*rows, *MORE * many]))
+            if many:
+                continue
+        yield _section("torch", where, graph.code)
+        for rung, lowered in reached:
+            yield _section(rung, where, annotated(lowered))
+        if module is None:
+            yield _section("stops", where, why)
         else:
-            assert module is not None
             yield _section("source", f" for {machine.name}{where}", machine.emit(generated(module)))
+
+
+MORE = ("", "--kernel NAME prints one of them on its rungs, --rung RUNG all of them on one",)
+
+
+# --- one kernel of many
+
+def index(module: Module) -> list[str]:
+    """A line for each kernel and library call of several kernels: how often it is called, and where
+    from."""
+    calls: dict[str, list[Op]] = {}
+    for op in module.main.body.ops:
+        if isinstance(op, KernelCall) or (isinstance(op, Call) and not is_free(op)):
+            name = op.callee if isinstance(op, KernelCall) else op.target
+            calls.setdefault(name, []).append(op)
+    if len(module.kernels) < 2:
+        return []
+    wide = max(map(len, calls))
+    rows = []
+    for name, ops in calls.items():
+        found = origins.of_all(r for op in ops for r in op.results)
+        lines = dict.fromkeys((o.line.rpartition("/")[2], o.code) for o in found)
+        first = "  ".join(next(iter(lines), ()))
+        more = f" and {len(lines) - 1} more" if len(lines) > 1 else ""
+        cut = "..." if len(first) > 60 else ""
+        rows.append(f"{len(ops):4} x {name:<{wide}}  {first[:60]}{cut}{more}")
+    return rows
+
+
+def _one(found: Capture, machine: Target, request: Request) -> str:
+    """The kernel that was asked for, on its rungs or one of them."""
+    rungs = OF_KERNELS if request.rung == "all" else (request.rung,)
+    known: dict[str, None] = {}
+    for graph in (g for g in found.graphs if g.imported):
+        reached = dict(modules(graph, machine, replace(request, rung="kernel")))
+        known |= dict.fromkeys(k.name for k in reached["kernel"].kernels)
+        if request.kernel in known:
+            texts = {rung: _kernel_text(reached, rung, machine, request.kernel) for rung in rungs}
+            return texts[rungs[0]] if len(rungs) == 1 else "\n".join(
+                _section(rung, "", text) for rung, text in texts.items())
+    raise UserError(f"no kernel is called {request.kernel!r}; there are {', '.join(known)}")
+
+
+def _kernel_text(reached: Mapping[str, Module], rung: str, machine: Target, name: str) -> str:
+    module = reached["kernel" if rung == "source" else rung]
+    kernel = module.kernel(name)
+    if rung == "source":
+        return machine.emit([kernel]) if not is_library(kernel) else f"// {name} is a library's\n"
+    lines = describe(sites_of(module, kernel))
+    return "".join(f"# {name}: {x}\n" for x in lines) + wrapped(f"{alone(kernel)}\n")
+
+
+def alone(kernel: Func) -> Module:
+    """A module of one kernel and a program that calls it once."""
+    params = tuple(replace(p, role=p.role or "input") for p in kernel.params)
+    outs = tuple(Value(o.name, o.type) for o in kernel.outs)
+    updates = tuple(p for p in params if p.role == "mutated")
+    states = tuple(Value(f"{p.name}_after", p.type) for p in updates)
+    call = KernelCall(kernel.name, params, updates, tuple(v.type for v in (*states, *outs)),
+                      results=(*states, *outs))
+    body = Block((), (call, Return(outs)))
+    return Module((Func("program", "main", params, (), body),), (kernel,))
 
 
 def _section(rung: str, where: str, text: str) -> str:
@@ -161,13 +247,42 @@ def annotated(module: Module) -> str:
         sites = sites_of(module, kernel)
         lines = ([f"called at {len(sites)} sites"] if len(sites) > 1 else []) + describe(sites)
         parts.append("".join(f"# {kernel.name}: {x}\n" for x in lines) + str(kernel))
-    return "\n\n".join(parts) + "\n"
+    return wrapped("\n\n".join(parts) + "\n")
+
+
+def wrapped(text: str) -> str:
+    """A dump whose lines, but for comments, end after a comma or a `+` before the terminal does."""
+    try:
+        width = os.get_terminal_size(sys.__stdout__.fileno()).columns  # type: ignore[union-attr]
+    except (AttributeError, OSError, ValueError):
+        width = 100
+    return "".join(f"{row}\n" for line in text.splitlines() for row in _rows(line, width))
+
+
+def _rows(line: str, width: int) -> list[str]:
+    tokens = [m for m in TOKEN.finditer(line) if len(line) > width]
+    end = next((m.start() for m in tokens if m[0].startswith("#")), len(line))
+    edges = [0, *(m.end() for m in tokens if line[m.start():m.end() + 1] in (", ", "+ ")), end]
+    indent = " " * (len(line) - len(line.lstrip()) + 4)
+    rows = [""]
+    for piece in (line[a:b] for a, b in pairwise(edges)):
+        if rows[-1].strip() and len(rows[-1] + piece.rstrip()) > width:
+            rows[-1] = rows[-1].rstrip()
+            rows.append(indent + piece.lstrip())
+        else:
+            rows[-1] += piece
+    return [*rows[:-1], rows[-1] + line[end:]]
 
 
 def note(op: Op) -> str:
     """The user's lines that an op of a program comes from; those of an expression say nothing."""
     lines = {o.line for r in op.results for o in origins.of(r)}
-    return ", ".join(sorted(x for x in lines if x and not x.startswith(EXPRESSION)))
+    return ", ".join(sorted(short(x) for x in lines if x and not x.startswith(EXPRESSION)))
+
+
+def short(line: str) -> str:
+    """`file:line` without the folder in which libraries are installed."""
+    return re.sub(r"^/.*/(site|dist)-packages/", "", line)
 
 
 def sites_of(module: Module, kernel: Func) -> list[tuple[Origin, ...]]:
@@ -180,7 +295,7 @@ def describe(sites: Sequence[Sequence[Origin]], most: int = 8) -> list[str]:
     """`file:line  code  (operators)  in modules` for each line that calls of a kernel come from."""
     lines: dict[tuple[str, str], list[Origin]] = {}
     for origin in (o for site in sites for o in site):
-        lines.setdefault((origin.line, origin.code), []).append(origin)
+        lines.setdefault((short(origin.line), origin.code), []).append(origin)
     rows = [f"{line or '(no line)'}  {code}  ({', '.join(dict.fromkeys(o.target for o in found))})"
             .replace("    ", " ") + _modules(dict.fromkeys(o.module for o in found if o.module))
             for (line, code), found in lines.items()]

@@ -94,24 +94,42 @@ def _type(value: Any) -> str:
 
 def model(module: nn.Module, args: tuple[Any, ...],
           programs: Sequence[tuple[Func, Mapping[str, int]]]) -> Iterator[str]:
-    """Model FLOPs by the usual estimate, 2 (forward) or 6 (a training step) times parameters times
-    tokens (Kaplan et al., 2020, "Scaling Laws for Neural Language Models"), beside the count."""
+    """Model FLOPs as counted and, where the count bears it out, by the usual estimate: 2 (forward)
+    or 6 (a training step) times parameters times tokens (Kaplan et al., 2020, "Scaling Laws for
+    Neural Language Models"). Weights of convolutions meet every place of an image, not tokens."""
     held = sum(p.numel() for p in module.parameters())
+    if not held:
+        return
     tables = {p for m in module.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
     used = {p for m in module.modules() if not isinstance(m, nn.Embedding)
             for p in m.parameters(recurse=False)}
     looked_up = sum(p.numel() for p in tables - used)
     counted, tokens = [contractions(*p) for p in programs], _tokens(args)
-    weights, attention = (sum(getattr(c, x) for c in counted) for x in ("weights", "attention"))
-    flops = (held - looked_up) * tokens
-    yield (f"model: {held:,} parameters, {looked_up:,} of them only looked up; {tokens:,} tokens a "
-           "call")
-    yield (f"  {2 * flops:,} FLOPs forward (2 x parameters x tokens), {6 * flops:,} in a training "
-           "step (6 x parameters x tokens)")
-    total = weights + attention
-    share = f", attention {attention / total:.1%}" if total else ""
-    yield f"  counted forward: {total:,} in matmuls with parameters and without{share}"
-    yield from ASSUMES
+    convolutions, weights, attention = (sum(getattr(c, x) for c in counted) for x in (
+        "convolutions", "weights", "attention"))
+    total, flops = convolutions + weights + attention, (held - looked_up) * tokens
+    usual = 0 < 1.6 * flops <= weights <= 2 * flops
+    lookups = f", {looked_up:,} of them only looked up" if looked_up else ""
+    yield f"model: {held:,} parameters{lookups}" + (f"; {tokens:,} tokens a call" if usual else "")
+    if usual:
+        yield (f"  {2 * flops:,} FLOPs forward (2 x parameters x tokens), {6 * flops:,} in a "
+               "training step (6 x parameters x tokens)")
+    if total:
+        shares = (("convolutions", convolutions), ("matmuls with parameters", weights),
+                  ("attention", attention))
+        told = ", ".join(f"{what} {n / total:.1%}" for what, n in shares if n)
+        yield f"  counted forward: {total:,} FLOPs{_images(args) * bool(convolutions)}: {told}"
+    if usual:
+        yield from ASSUMES
+
+
+def _images(args: tuple[Any, ...]) -> str:
+    """` for 2 images of 3x224x224`, or "" where there are none."""
+    found = next((x for x in inputs_of(args) if x.is_floating_point() and x.ndim == 4), None)
+    if found is None:
+        return ""
+    count, *sizes = found.shape
+    return f" for {count} image{'s' * (count != 1)} of {'x'.join(map(str, sizes))}"
 
 
 ASSUMES = (

@@ -22,7 +22,7 @@ from rung.tools import costs
 from rung.tools.bisect import bisect
 from rung.tools.capture import Capture, capture
 from rung.tools.explain import SECTIONS, explain, size
-from rung.tools.flops import bytes_after, bytes_before, contractions, flops
+from rung.tools.flops import bytes_after, bytes_before, contractions, flops, peak
 from rung.tools.given import Given, UserError, from_expression
 from rung.tools.show import Request
 
@@ -333,12 +333,74 @@ def test_the_estimate_of_a_model_names_its_assumptions() -> None:
     assert "assumes: a token is" in text
 
 
+class Pictures(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(3, 8, 3), nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.stem(x).relu().mean((2, 3)))
+
+
+def test_a_model_of_images_is_told_by_its_convolutions() -> None:
+    text = explain(Given("pictures", Pictures(), (torch.randn(2, 3, 10, 10),)), BASE)
+    convolution, matmul = 2 * (2 * 8 * 8) * 8 * 27, 2 * 2 * 8 * 5
+    told = text[text.index("model: "):]
+    assert "tokens" not in told and "Kaplan" not in told and "attention" not in told
+    assert f"{convolution + matmul:,} FLOPs for 2 images of 3x10x10: convolutions " \
+        f"{convolution / (convolution + matmul):.1%}, matmuls" in told
+
+
+def moved(fn: Callable[..., torch.Tensor], *args: torch.Tensor) -> tuple[int, int, int]:
+    """Bytes before and after fusion, and the most that a call holds."""
+    (graph,) = capture(Given("fn", fn, args)).graphs
+    assert graph.imported
+    machine = target("cpu.base")
+    modules = lower_module(graph.imported.func, machine).modules
+    return (bytes_before(graph.imported.func, {}),
+            bytes_after(modules["loop"], machine.machine, {}), peak(modules["kernel"], {}))
+
+
+@pytest.mark.parametrize("look_up", [
+    F.embedding, lambda at, x: x[at], lambda at, x: x.index_select(0, at),
+    lambda at, x: x.gather(0, at[:, None].expand(-1, 512))])
+def test_what_is_looked_up_counts_and_not_the_table(look_up: Callable[..., torch.Tensor]) -> None:
+    rows = 4 * 512 * 4
+    before, after, held = moved(lambda at, x: look_up(at, x).floor(), torch.arange(4),
+                                torch.randn(8000, 512))
+    assert 4 * rows <= before <= 4 * rows + 4 * 512 * 8 + 64
+    assert 2 * rows <= after <= 2 * rows + 4 * 512 * 8 + 64
+    assert rows <= held <= 4 * rows
+
+
+def test_views_are_no_copies() -> None:
+    x, size = torch.randn(2, 64, 32), 2 * 64 * 32 * 4
+
+    def views(x: torch.Tensor) -> torch.Tensor:
+        return x.transpose(1, 2).reshape(2, 4, 8, 64).unbind(1)[0].exp()
+    assert moved(views, x)[0] == 2 * size // 4
+
+    def product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.ops.aten._unsafe_view(x.sort()[0], [4, 32, 32])
+    assert moved(product, x, x)[:2] == (2 * size + 2 * size, 2 * size + 2 * size)
+    row = torch.randn(32)
+    assert moved(lambda x, r: x * r.expand(2, 64, 32), x, row)[0] == 2 * size + 32 * 4
+
+
+def test_the_peak_has_what_library_calls_give() -> None:
+    x = torch.randn(64, 32)
+    size = 64 * 32 * 4
+    held = moved(lambda x: x.exp().sort()[0].t().cumsum(0).sort()[0].sum(), x)[2]
+    assert held >= size + 3 * size  # an argument of `sort`, its values, and its places in int64
+
+
 def test_contractions_know_parameters_behind_views_and_casts() -> None:
     model = nn.Linear(8, 4)
     (graph,) = capture(Given("f", lambda x: x @ model.weight.double().t(),
                              (torch.randn(3, 8, dtype=torch.double),))).graphs
     assert graph.imported
     found = contractions(graph.imported.func, {})
+    assert not found.convolutions
     assert (found.weights, found.attention) == (2 * 3 * 8 * 4, 0)
 
 
