@@ -7,6 +7,7 @@ Exit codes: 0 done, 1 the program or its compilation failed, 2 wrong usage.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -28,7 +29,7 @@ SECTIONS = ("dynamo", "guards", "bytecode", "functional", "aten", "decomposition
             "passes", "fusions", "kernels", "splits", "plan", "costs",
             "model")
 Report = str | tuple[str, bool]  # the text for stdout, and whether it reports no failure
-Result = TypeVar("Result", bound=Report)
+Result = TypeVar("Result")
 
 
 class Parser(argparse.ArgumentParser):
@@ -88,11 +89,12 @@ def _show(args: argparse.Namespace) -> str:
     return _of_a_function(args, show.show)
 
 
-def _explain(args: argparse.Namespace) -> str:
+def _explain(args: argparse.Namespace) -> Report:
     from rung.tools import explain
 
     only = SECTIONS if args.all else tuple(x for x in args.only.split(",") if x)
-    return _of_a_function(args, partial(explain.explain, only=only))
+    text, data = _of_a_function(args, partial(explain.report, only=only))
+    return _as_asked(args, text, True, data)
 
 
 def _bisect(args: argparse.Namespace) -> Report:
@@ -118,7 +120,8 @@ def _certify(args: argparse.Namespace) -> Report:
     from rung.tools import certify
 
     with redirect_stdout(sys.stderr):
-        return certify.certify(args.build, args.dim, args.target, args.train)
+        found = certify.certify(args.build, args.dim, args.target, args.train)
+    return _as_asked(args, *found)
 
 
 def _fuzz(args: argparse.Namespace) -> Report:
@@ -132,7 +135,18 @@ def _doctor(args: argparse.Namespace) -> Report:
     from rung.tools import doctor
 
     with redirect_stdout(sys.stderr):
-        return doctor.doctor()
+        found = doctor.doctor()
+    return _as_asked(args, *found)
+
+
+def _as_asked(args: argparse.Namespace, text: str, fine: bool, data: object) -> Report:
+    """The text, and with `--json FILE` the data in a file; with `--json` alone the data."""
+    made = json.dumps(data, indent=2) + "\n"
+    if args.json == "-":
+        return made, fine
+    if args.json:
+        Path(args.json).write_text(made)
+    return text, fine
 
 
 def _of_a_function(args: argparse.Namespace, run: Callable[..., Result]) -> Result:
@@ -234,6 +248,7 @@ def parser() -> Parser:
     explain.add_argument("--again", action="append", default=[], metavar="EXPR",
                          help="call it again with these arguments, an expression such as "
                          "(torch.randn(3, 8), 2): what is compiled anew, and why")
+    _json_option(explain)
     opt = _command(commands, "opt", "read a dump, run passes on it, and print it", _opt)
     opt.add_argument("file", type=_input, metavar="FILE.ir",
                      help="a dump of `rung show`; - is stdin")
@@ -256,10 +271,12 @@ def parser() -> Parser:
                          help="BUILD(batch=3) returns (function or module, example arguments)")
     certify.add_argument("--dim", action="append", default=[], metavar="NAME=LOW..HIGH",
                          help="an argument of BUILD, and the sizes it may have, as batch=0..64")
+    _json_option(certify)
     certify.add_argument("--train", action="store_true", help="compare gradients too")
     _target_option(certify)
     _fuzz_options(_command(commands, "fuzz", "look for random programs that come out wrong", _fuzz))
-    _command(commands, "doctor", "tell whether this machine has what rung needs", _doctor)
+    _json_option(_command(commands, "doctor", "tell whether this machine has what rung needs",
+                          _doctor))
     _bench_options(_command(commands, "bench", "measure against eager and Inductor", _bench))
     return made
 
@@ -282,6 +299,11 @@ def _function_options(made: Parser) -> None:
     made.add_argument("--train", action="store_true", help="the forward and backward graphs")
     made.add_argument("--mapping", type=_input, default="", metavar="FILE",
                       help="mappings to use, by kernel")
+
+
+def _json_option(made: Parser) -> None:
+    made.add_argument("--json", nargs="?", type=_output, const="-", default="", metavar="FILE",
+                      help="the report as JSON, in this file too, or instead of the text")
 
 
 def _target_option(made: Parser) -> None:

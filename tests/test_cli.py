@@ -417,6 +417,54 @@ def test_doctor_fails_where_something_is_missing(rung, settings: Callable[..., N
     assert "no  compiler" in out
 
 
+# --- reports as JSON
+
+def keys_of(data: Any, values: frozenset[str]) -> set[str]:
+    """All keys, but for those of the dicts at `values`, which are names of the program."""
+    inner = list(data.items() if isinstance(data, dict) else enumerate(data))
+    return {k for k, _ in inner if isinstance(k, str)}.union(*(
+        keys_of(x, values) for k, x in inner if isinstance(x, dict | list) and k not in values))
+
+
+@pytest.mark.parametrize("args", [
+    ("doctor",), ("explain", "-c", RELU_MM, "--train"),
+    ("explain", "-c", "(lambda x: torch.sort(x)[0] + 1)(torch.randn(9))", "--again",
+     "torch.randn(5)"),
+    ("certify", "{module}:build")])
+def test_reports_have_the_keys_that_are_documented(rung, module: str, tmp_path: Path,
+                                                   args: tuple[str, ...]) -> None:
+    args = tuple(x.format(module=module) if x.endswith(":build") else x for x in args)
+    code, out, _ = rung(*args, "--json")
+    assert code == 0
+    data = json.loads(out)
+    text = (Path(__file__).parents[1] / "docs" / "json.md").read_text()
+    section = text.split(f"## `rung {args[0]}`")[1].split("\n## ")[0]
+    items = re.findall(r"^ *- (.*?):", section, re.M)
+    known = {key for item in items for key in re.findall(r"`(\w+)`", item)}
+    found = keys_of(data, frozenset({"sizes", "peak_bytes"}) | (
+        {"seconds"} if args[0] == "certify" else set()))
+    assert found <= known
+    assert known - found <= {"line", "reason", "remedy", "what", "why", "lines"}
+    path = tmp_path / "report.json"
+    code, out, _ = rung(*args, "--json", str(path))
+    assert code == 0 and not out.startswith("{")
+    assert json.loads(path.read_text()).keys() == data.keys()
+
+
+def test_a_report_says_what_the_text_says(rung, module: str,
+                                          settings: Callable[..., None]) -> None:
+    _, out, _ = rung("explain", "-c", RELU_MM, "--json")
+    (graph,) = json.loads(out)["graphs"]
+    (kernel,) = graph["kernels"]
+    assert graph["flops"] == kernel["flops"] == 2 * 20 * 12 * 16 and kernel["calls"] == 1
+    assert kernel["mapping"].startswith(f"map {kernel['name']} on ")
+    settings(cc="no-such-compiler")
+    code, out, _ = rung("doctor", "--json")
+    data = json.loads(out)
+    assert code == 1 and data["well"] is False
+    assert {x["name"] for x in data["findings"] if x["remedy"]} >= {"compiler", "kernel"}
+
+
 # --- bench
 
 def test_bench_writes_its_figures(rung, tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def _asked(name: str | None, machine: Target, request: Request
 
 def _users(name: str, quick: bool) -> Built:
     given = from_file(name)
-    return given.function, given.args
+    return partial(given.function, **given.kwargs) if given.kwargs else given.function, given.args
 
 
 def _tried(title: str, run: Callable[[], Row]) -> Row:

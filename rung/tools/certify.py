@@ -52,17 +52,22 @@ def flat(given: Given) -> Flat:
 
 @dataclass
 class Report:
-    """What was tried; `failures` has a line each."""
+    """What was tried; `failures` has a line each. `seconds` and `peak` bytes of a call of the
+    largest size are by who runs it, or `unmeasured` says why there are none."""
 
     calls: int = 0
     failures: list[str] = field(default_factory=list)
     frames: list[compat.Frame] = field(default_factory=list)
     recompiles: list[str] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    peak: dict[str, int] = field(default_factory=dict)
+    unmeasured: str = ""
 
 
 def certify(text: str, dims: Sequence[str], machine: str = "cpu", train: bool = False
-            ) -> tuple[str, bool]:
-    """The report, and whether every call was right. UsageError for a range that is none."""
+            ) -> tuple[str, bool, dict[str, Any]]:
+    """The report, whether every call was right, and the report as the data that docs/json.md
+    describes. UsageError for a range that is none."""
     ranges = dict(map(_range, dims))
     if len(ranges) < len(dims):
         raise UsageError(f"one range for each name, not {', '.join(dims)}")
@@ -84,7 +89,13 @@ def certify(text: str, dims: Sequence[str], machine: str = "cpu", train: bool = 
                     theirs.copy_(mine)  # what an error left undone is told once
                 if wrong := _wrong(twin, compiled, args, seed, train):
                     report.failures.append(f"{where}: {wrong}")
-            return _text(report, given, largest, compiled, train), not report.failures
+            _measure(report, given, compiled, train)
+            return _text(report, given, largest), not report.failures, {
+                "label": given.label, "certified": not report.failures, "calls": report.calls,
+                "failures": report.failures, "graphs": len(report.frames),
+                "recompiles": list(dict.fromkeys(report.recompiles)), "sizes": largest,
+                "seconds": report.seconds, "peak_bytes": report.peak,
+                "unmeasured": report.unmeasured}
     finally:
         watch.remove()
         torch._dynamo.reset()
@@ -245,29 +256,32 @@ def _kind(x: torch.Tensor) -> str:
 
 # --- the report
 
-def _text(report: Report, given: Given, sizes: Mapping[str, int], compiled: Function,
-          train: bool) -> str:
-    """All of it; memory and time are those of the largest size."""
-    wrong = len(report.failures)
+def _measure(report: Report, given: Given, compiled: Function, train: bool) -> None:
+    runs, args = {"rung": compiled, "eager": given.function}, flat(given)
+
+    def call(run: Function) -> Callable[[], Any]:
+        return lambda: _called(run, args, cloned(args.leaves) if train else args.leaves, train)
+    try:
+        report.seconds = {n: median(t) for n, t in alternate(
+            {n: call(r) for n, r in runs.items()}, rounds=5, sample=5e-3).items()}
+        report.peak = {n: compat.peak_bytes(call(r), pool.clear) for n, r in runs.items()}
+    except Exception as error:  # the largest size fails in eager too, or it was told above
+        report.unmeasured = f"{type(error).__name__}: {error}"
+
+
+def _text(report: Report, given: Given, sizes: Mapping[str, int]) -> str:
+    wrong, times = len(report.failures), report.seconds
     lines = [f"{given.label}: {report.calls} calls, {wrong} wrong"]
     lines += [f"  {x}" for x in report.failures[:MOST]]
     lines += [f"  and {wrong - MOST} more"] if wrong > MOST else []
     lines.append(f"graphs: {len(report.frames)}, recompiles: {compat.recompiled(report.frames)}")
     lines += [f"  {x}" for x in dict.fromkeys(report.recompiles)]
     lines += [] if report.frames else ["nothing was compiled: Dynamo leaves this to eager"]
-    runs, args = {"rung": compiled, "eager": given.function}, flat(given)
-
-    def call(run: Function) -> Callable[[], Any]:
-        return lambda: _called(run, args, cloned(args.leaves) if train else args.leaves, train)
-    try:
-        times = {n: median(t) for n, t in alternate({n: call(r) for n, r in runs.items()},
-                                                    rounds=5, sample=5e-3).items()}
-        memory = {n: compat.peak_bytes(call(r), pool.clear) for n, r in runs.items()}
-    except Exception as error:  # the largest size fails in eager too, or it was told above
-        return "\n".join([*lines, f"not measured: {type(error).__name__}: {error}", ""])
+    if report.unmeasured:
+        return "\n".join([*lines, f"not measured: {report.unmeasured}", ""])
     at = ", ".join(f"{n}={size}" for n, size in sizes.items())
     lines.append(f"a warm call{' at ' + at if at else ''}: " + "; ".join(
-        f"{n} {times[n] * 1e3:.3f} ms, peak {memory[n] / 1024:.1f} KiB" for n in runs))
+        f"{n} {times[n] * 1e3:.3f} ms, peak {report.peak[n] / 1024:.1f} KiB" for n in times))
     if times["rung"] > 1.05 * times["eager"]:
         lines.append(f"slower than eager, {times['rung'] / times['eager']:.2f} times")
     return "\n".join([*lines, "certified" if not wrong else "not certified", ""])

@@ -9,8 +9,9 @@ import os
 import stat
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import entry_points
+from typing import Any
 
 import torch
 
@@ -38,12 +39,13 @@ class Finding:
         return line + "".join(f"\n    {'':<12} {x}" for x in self.remedy.splitlines())
 
 
-def doctor() -> tuple[str, bool]:
-    """The report, and whether all is well."""
+def doctor() -> tuple[str, bool, dict[str, Any]]:
+    """The report, whether all is well, and the report as the data that docs/json.md describes."""
     findings = [_safely(check) for check in CHECKS]
     failed = sum(bool(f.remedy) for f in findings)
     end = f"{failed} of {len(findings)} need attention" if failed else "all is well"
-    return "\n".join([*map(str, findings), end]) + "\n", not failed
+    return "\n".join([*map(str, findings), end]) + "\n", not failed, {
+        "well": not failed, "findings": [asdict(f) for f in findings]}
 
 
 def _safely(check: Callable[[], Finding]) -> Finding:

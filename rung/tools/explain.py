@@ -11,7 +11,8 @@ from __future__ import annotations
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from torch import nn
 
@@ -41,6 +42,9 @@ WIDTH = 100
 DEFAULT = ("kernels", "splits", "costs", "model")
 
 
+Data = dict[str, Any]
+
+
 @dataclass(frozen=True)
 class Reached:
     """A graph, its modules by rung as far as they go, what happened on the way, and `failed`, why
@@ -60,6 +64,11 @@ class Reached:
 
 def explain(given: Given, request: Request, only: Sequence[str] = ()) -> str:
     """The report: a page, or the sections `only`. UsageError names the sections that exist."""
+    return report(given, request, only)[0]
+
+
+def report(given: Given, request: Request, only: Sequence[str] = ()) -> tuple[str, Data]:
+    """The report as text, and as the data that docs/json.md describes."""
     if unknown := [x for x in only if x not in SECTIONS]:
         raise UsageError(f"no section is called {unknown[0]!r}; there are {', '.join(SECTIONS)}")
     found, machine = captured(given, request.train), target(request.target)
@@ -69,7 +78,27 @@ def explain(given: Given, request: Request, only: Sequence[str] = ()) -> str:
     parts += [FRAMES[x](found) for x in wanted if x in FRAMES]
     parts += [list(_graph(n, len(reached), r, wanted)) for n, r in enumerate(reached, 1)]
     parts += [WHOLE[x](given, found, reached) for x in wanted if x in WHOLE]
-    return "\n\n".join("\n".join(lines) for lines in parts if lines) + "\n"
+    return "\n\n".join("\n".join(lines) for lines in parts if lines) + "\n", {
+        "label": given.label, "target": machine.name,
+        "breaks": [{"line": x.line, "reason": x.reason.strip()} for x in found.breaks],
+        "recompiles": list(dict.fromkeys(found.recompiles)),
+        "graphs": [_data(r) for r in reached],
+        "not_done": [asdict(x) for x in _rows(found, reached)]}
+
+
+def _data(reached: Reached) -> Data:
+    imported, loop = reached.graph.imported, reached.modules.get("loop")
+    made = {"kind": reached.graph.kind, "failed": reached.failed, "sizes": reached.hints,
+            "aten_calls": len(imported.func.body.ops) - 1 if imported else None}
+    if imported is None or loop is None:
+        return made | {"kernels": []}
+    counts = _launches(loop)
+    kernels = [{"name": k.name, "calls": counts[k.name], "flops": cost.flops,
+                "operations": cost.ops, "bytes": cost.memory + cost.cache, "seconds": cost.seconds,
+                "bound": cost.reason, "mapping": _mapped(k, reached),
+                "from": describe(sites_of(loop, k), most=1 << 20)} for k in loop.kernels
+               for cost in [bound(k, reached.machine.machine, reached.hints)]]
+    return made | _numbers(imported.func, loop, reached) | {"kernels": kernels}
 
 
 def _graphs(found: Capture) -> Iterator[str]:
@@ -103,26 +132,34 @@ def _graph(n: int, total: int, reached: Reached, wanted: Sequence[str]) -> Itera
     if reached.failed:
         yield f"  the graph runs as it is: {reached.failed}"
     if imported and "loop" in reached.modules:
-        yield from _numbers(imported.func, reached)
+        yield from _told(_numbers(imported.func, reached.modules["loop"], reached), reached)
     for name in wanted:
         if name in GRAPHS:
             yield from GRAPHS[name](reached)
 
 
-def _numbers(program: Func, reached: Reached) -> Iterator[str]:
+def _numbers(program: Func, loop: Module, reached: Reached) -> Data:
     """FLOPs, bytes and roofline of the graph."""
-    found, loop = flops(reached.modules["tensor"], reached.hints), reached.modules["loop"]
-    before = bytes_before(program, reached.hints)
-    after = bytes_after(loop, reached.machine.machine, reached.hints)
-    yield f"  {found.total:,} FLOPs in contractions" + (
-        f", not counting {', '.join(found.uncounted)}" if found.uncounted else "")
-    yield f"  {size(before)} moved as ATen calls, {size(after)} after fusion"
+    found = flops(reached.modules["tensor"], reached.hints)
     least = [bound(loop.kernel(op.callee), reached.machine.machine, reached.hints).seconds
              for op in loop.main.body.ops if isinstance(op, KernelCall)]
-    yield f"  at least {sum(least) * 1e6:.1f} us in {counted(len(least), 'kernel call')}"
-    if "kernel" in reached.modules:
-        held = peak(reached.modules["kernel"], reached.hints)
-        yield f"  holds at most {size(held)} beside its arguments"
+    return {"flops": found.total, "uncounted": list(found.uncounted),
+            "bytes_before": bytes_before(program, reached.hints),
+            "bytes_after": bytes_after(loop, reached.machine.machine, reached.hints),
+            "kernel_calls": len(least), "seconds": sum(least),
+            "peak_bytes": peak(reached.modules["kernel"], reached.hints)
+            if "kernel" in reached.modules else None}
+
+
+def _told(numbers: Data, reached: Reached) -> Iterator[str]:
+    yield f"  {numbers['flops']:,} FLOPs in contractions" + (
+        f", not counting {', '.join(numbers['uncounted'])}" if numbers["uncounted"] else "")
+    yield (f"  {size(numbers['bytes_before'])} moved as ATen calls, "
+           f"{size(numbers['bytes_after'])} after fusion")
+    yield (f"  at least {numbers['seconds'] * 1e6:.1f} us in "
+           f"{counted(numbers['kernel_calls'], 'kernel call')}")
+    if numbers["peak_bytes"] is not None:
+        yield f"  holds at most {size(numbers['peak_bytes'])} beside its arguments"
     if reached.hints:
         sizes = ", ".join(f"{name} = {value}" for name, value in reached.hints.items())
         yield f"  with {sizes}"
@@ -142,8 +179,7 @@ def _each_kernel(reached: Reached) -> Iterator[str]:
     loop = reached.modules.get("loop")
     if loop is None:
         return
-    tiles = reached.modules.get("tile", loop)
-    counts = Counter(op.callee for op in loop.main.body.ops if isinstance(op, KernelCall))
+    counts = _launches(loop)
     least = {k.name: bound(k, reached.machine.machine, reached.hints) for k in loop.kernels}
     dearest = sorted(least, key=lambda name: -least[name].seconds * counts[name])
     full = set(dearest if reached.whole else dearest[:FULL])
@@ -155,10 +191,20 @@ def _each_kernel(reached: Reached) -> Iterator[str]:
             yield from (f"    from {x}" for x in describe(sites_of(loop, kernel)))
             yield from _levels(kernel, reached)
             yield f"    {roofline(cost)}"
-            mapped = next((k for k in tiles.kernels if k.name == kernel.name), kernel)
-            yield from _mapping(kernel.name, str(mapped.attr("mapping") or ""), reached)
+            yield from _mapping(kernel.name, _mapped(kernel, reached), reached)
     rest = [f"{k} x{counts[k]} ({least[k].seconds * 1e6:.1f} us)" for k in dearest if k not in full]
     yield from _list("  and the kernels", rest)
+
+
+def _launches(loop: Module) -> Counter[str]:
+    return Counter(op.callee for op in loop.main.body.ops if isinstance(op, KernelCall))
+
+
+def _mapped(kernel: Func, reached: Reached) -> str:
+    """The mapping that a kernel got, as text; "" where it got none."""
+    tiles = reached.modules["tile"].kernels if "tile" in reached.modules else ()
+    mapped = next((k for k in tiles if k.name == kernel.name), kernel)
+    return str(mapped.attr("mapping") or "")
 
 
 def _levels(kernel: Func, reached: Reached) -> Iterator[str]:
@@ -260,7 +306,7 @@ def _pays(detail: str) -> bool:
 
 def _costs(given: Given, found: Capture, reached: Sequence[Reached]) -> list[str]:
     """The rows of `costs`, dearest first."""
-    rows = sorted(_all_costs(found, reached), key=lambda c: -c.seconds)
+    rows = _rows(found, reached)
     if not rows:
         return []
     lines = [f"what was not done, dearest first ({costs.ASSUMES})"]
@@ -270,6 +316,10 @@ def _costs(given: Given, found: Capture, reached: Sequence[Reached]) -> list[str
         where = f"  {first}" + (f" and {more} more" if more > 0 else "")
         lines.append(f"  {x.seconds * 1e6:8.1f} us {size(x.bytes):>10}  {x.what}: {x.why}{where}")
     return lines + ([f"  and {len(rows) - MOST} more"] if len(shown) < len(rows) else [])
+
+
+def _rows(found: Capture, reached: Sequence[Reached]) -> list[Cost]:
+    return sorted(_all_costs(found, reached), key=lambda c: -c.seconds)
 
 
 def _all_costs(found: Capture, reached: Sequence[Reached]) -> Iterator[Cost]:

@@ -292,10 +292,8 @@ MODELS: dict[str, Model] = {
 
 _TINY = {"img_size": 32, "num_classes": 10}
 TIMM: dict[str, Model] = {
-    "resmlp": Model("ResMLP-12", _of_timm("resmlp_12_224", _TINY | {
-        "embed_dim": 32, "num_blocks": 2}), _images("x")),
-    "mixer": Model("Mixer-B/16", _of_timm("mixer_b16_224", _TINY | {
-        "embed_dim": 32, "num_blocks": 2}), _images("x")),
+    "resmlp": Model("ResMLP-12", _of_timm("resmlp_12_224", _TINY), _images("x")),
+    "mixer": Model("Mixer-B/16", _of_timm("mixer_b16_224", _TINY), _images("x")),
     "swin": Model("Swin-T", _of_timm("swin_tiny_patch4_window7_224", _TINY | {
         "window_size": 4, "embed_dim": 16, "depths": (2, 2), "num_heads": (2, 4)}), _images("x")),
 }

@@ -69,7 +69,7 @@ def path(tmp_path: Path) -> str:
 
 
 def test_a_right_function(path: str) -> None:
-    text, fine = certify.certify(f"{path}:build", ["batch=0..3"], "cpu.base")
+    text, fine, _ = certify.certify(f"{path}:build", ["batch=0..3"], "cpu.base")
     assert fine, text
     calls = 4 * (certify.SEEDS + 2)
     assert text.startswith(f"{path}:build: {calls} calls, 0 wrong\n")
@@ -79,32 +79,32 @@ def test_a_right_function(path: str) -> None:
 
 
 def test_gradients_of_a_model(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    text, fine = certify.certify(f"{path}:model", ["batch=0..3"], "cpu.base", train=True)
+    text, fine, _ = certify.certify(f"{path}:model", ["batch=0..3"], "cpu.base", train=True)
     assert fine, text
     plant(monkeypatch, "loop.simplify")
-    text, fine = certify.certify(f"{path}:model", ["batch=3..3"], "cpu.base", train=True)
+    text, fine, _ = certify.certify(f"{path}:model", ["batch=3..3"], "cpu.base", train=True)
     assert not fine and "batch=3, as given, seed 0: result " in text
 
 
 def test_errors_are_eagers(path: str) -> None:
-    text, fine = certify.certify(f"{path}:reaches", ["batch=0..2"], "cpu.base")
+    text, fine, _ = certify.certify(f"{path}:reaches", ["batch=0..2"], "cpu.base")
     assert fine, text
 
 
 def test_state_of_a_module_is_compared_and_its_own(path: str) -> None:
-    text, fine = certify.certify(f"{path}:counts", ["batch=1..3"], "cpu.base")
+    text, fine, _ = certify.certify(f"{path}:counts", ["batch=1..3"], "cpu.base")
     assert fine, text
-    text, fine = certify.certify(f"{path}:forgets", ["batch=2..2"], "cpu.base")
+    text, fine, _ = certify.certify(f"{path}:forgets", ["batch=2..2"], "cpu.base")
     assert not fine and "result 2 is 1 off" in text
 
 
 def test_what_jumps_within_a_rounding_is_right(path: str) -> None:
-    text, fine = certify.certify(f"{path}:jumps", ["batch=2..2"], "cpu.base")
+    text, fine, _ = certify.certify(f"{path}:jumps", ["batch=2..2"], "cpu.base")
     assert fine, text
 
 
 def test_what_rung_does_not_compile_is_told(path: str) -> None:
-    text, _ = certify.certify(f"{path}:untouched", ["batch=2..2"], "cpu.base")
+    text, *_ = certify.certify(f"{path}:untouched", ["batch=2..2"], "cpu.base")
     assert "nothing was compiled: Dynamo leaves this to eager" in text
     with pytest.raises(RungError, match="no target is called 'other'"):
         certify.certify(f"{path}:build", [], "other")
@@ -115,7 +115,7 @@ def test_what_rung_does_not_compile_is_told(path: str) -> None:
 def test_a_wrong_function_names_sizes_and_strides(path: str,
                                                   monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, "loop.simplify")
-    text, fine = certify.certify(f"{path}:build", ["batch=2..3"], "cpu.base")
+    text, fine, _ = certify.certify(f"{path}:build", ["batch=2..3"], "cpu.base")
     assert not fine
     assert "  batch=3, as given, seed 0: result 0 is " in text
     assert "  batch=2, strided, seed 0: result 0 is " in text

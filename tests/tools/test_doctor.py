@@ -12,7 +12,7 @@ from rung.tools import doctor
 
 
 def test_all_is_well_here() -> None:
-    text, well = doctor.doctor()
+    text, well, _ = doctor.doctor()
     assert well
     lines = text.splitlines()
     assert all(line.startswith("ok ") for line in lines[:-1])
@@ -21,7 +21,7 @@ def test_all_is_well_here() -> None:
 
 def test_no_compiler(settings: Callable[..., None]) -> None:
     settings(cc="no-such-compiler")
-    text, well = doctor.doctor()
+    text, well, _ = doctor.doctor()
     assert not well
     assert "no  compiler" in text and "no  kernel" in text
     assert "'no-such-compiler' is not on the PATH" in text
@@ -30,7 +30,7 @@ def test_no_compiler(settings: Callable[..., None]) -> None:
 def test_what_does_not_fit_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "SUPPORTED", ((1, 0), (1, 9)))
     monkeypatch.setattr(doctor, "PYTHONS", ((2, 6), (2, 7)))
-    text, well = doctor.doctor()
+    text, well, _ = doctor.doctor()
     assert not well
     assert "install torch 1.0 to 1.9" in text
     assert text.endswith(f"2 of {len(doctor.CHECKS)} need attention\n")
