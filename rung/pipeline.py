@@ -28,6 +28,7 @@ from rung.core.expr import sym
 from rung.core.key import structural_key
 from rung.core.machine import Machine
 from rung.core.op import Effect, Func, Vocabulary, walk
+from rung.core.origins import Origin
 from rung.core.parse import parse_module
 from rung.core.types import TensorType
 from rung.core.verify import verify
@@ -346,15 +347,15 @@ def compile_program(func: Func, options: Any, constants: Sequence[Any],
             raise Unsupported(f"tensors on {x.device}")
     try:
         machine, hints = target(options.target), hints_of(func, example_inputs)
-        mappings, lines = read_mappings(options.mappings), lines_of(func)
+        mappings, lines, nodes = read_mappings(options.mappings), lines_of(func), nodes_of(func)
         settings, key = Settings.from_environment(), ""
         if not (trace.active() or settings.check or settings.fresh or settings.keep):
             key = saved.key_of(func, machine.identity(), str(options), str(list(hints.values())),
                                *map(str, mappings.values()))
-            if warm := _warm(key, func, machine, constants, lines):
+            if warm := _warm(key, func, machine, constants, lines, nodes):
                 return warm.run
         stages = lower_module(func, machine, options.precision, hints, mappings)
-        made = executable(stages, constants, lines)
+        made = executable(stages, constants, lines, nodes)
         trace.emit("compiled", "pipeline", func.name, stages=stages)
         if key and made.library:
             texts = {k.name: str(k) for k in stages.modules["kernel"].kernels if is_library(k)}
@@ -375,7 +376,7 @@ def verified(run: Callable[[list[Any]], Sequence[Any]], gm: Any, imported: Any, 
 
 
 def _warm(key: str, func: Func, machine: Target, constants: Sequence[Any],
-          lines: Mapping[str, str]) -> Executable | None:
+          lines: Mapping[str, str], nodes: Sequence[Origin | None]) -> Executable | None:
     """What was compiled before for a program, unless it is not, or not wholly, in the cache."""
     found = saved.load(key)
     names = [n for n in found.code.stretches if n != "run"] if found else []
@@ -384,7 +385,7 @@ def _warm(key: str, func: Func, machine: Target, constants: Sequence[Any],
         return None
     kernels = parse_module("\n".join(found.kernels.values()), VOCABULARIES, parse_mapping)
     return Executable(found.code, machine, launches, {k.name: machine.call(k) for k in kernels},
-                      constants, saved.lines_for(found.nodes, func, lines))
+                      constants, saved.lines_for(found.nodes, func, lines), nodes)
 
 
 HOST = torch.device("cpu")
@@ -394,6 +395,11 @@ def lines_of(func: Func) -> dict[str, str]:
     """The user's line of each result of a call, where it is known."""
     found = {r.name: origins.of(r) for op in func.body.ops for r in op.results}
     return {name: f"{of[0].line}: {of[0].code}" for name, of in found.items() if of and of[0].line}
+
+
+def nodes_of(func: Func) -> list[Origin | None]:
+    """Where each op of an imported program comes from."""
+    return [next(iter(origins.of_all(op.results)), None) for op in func.body.ops]
 
 
 def hints_of(func: Func, example_inputs: Sequence[Any]) -> dict[str, int]:
@@ -420,9 +426,10 @@ def read_mappings(path: str) -> dict[str, TileMapping]:
 
 
 def executable(stages: Stages, constants: Sequence[Any] = (),
-               lines: Mapping[str, str] | None = None) -> Executable:
+               lines: Mapping[str, str] | None = None, nodes: Sequence[Origin | None] = ()
+               ) -> Executable:
     """What runs the lowest rung of `stages` on tensors of the host; `lines` are the user's, by the
-    results of calls."""
+    results of calls, and `nodes` where the ops of the imported program come from."""
     module, machine = stages.modules["kernel"], stages.target
     own = generated(module)
     with _timed("source", "host"):
@@ -431,4 +438,4 @@ def executable(stages: Stages, constants: Sequence[Any] = (),
         launches = machine.load(own, stages.source, stretches) if own or stretches else {}
     libraries = {k.name: machine.call(k) for k in module.kernels if is_library(k)}
     with _timed("source", "load"):
-        return Executable(code, machine, launches, libraries, constants, lines)
+        return Executable(code, machine, launches, libraries, constants, lines, nodes)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import linecache
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from rung.core.origins import Origin
 from rung.frontends.torch.calls import callee
+from rung.frontends.torch.compat import PROFILER, is_profiled, recorded
 from rung.runtime.host import HELPERS, Code
 from rung.runtime.tensors import empty, refusal
 from rung.targets.base import Launch, Target
@@ -21,31 +25,37 @@ class Executable:
     """Runs the main program of a module; `launches` are of its stretches, `libraries` of kernels.
 
     `run` takes the arguments (without the constants) as a list, which it empties, and gives a
-    tuple of tensors. `text` is its code. `lines` are the user's, by the names of calls; `library`
-    is the file of the stretches.
+    tuple of tensors. `text` is its code. `lines` are the user's, by the names of calls, and `nodes`
+    where the ops of the imported program come from; `library` is the file of the stretches.
     """
 
     def __init__(self, code: Code, target: Target, launches: Mapping[str, Launch],
                  libraries: Mapping[str, Callable[..., torch.Tensor]],
-                 constants: Sequence[object] = (), lines: Mapping[str, str] | None = None):
+                 constants: Sequence[object] = (), lines: Mapping[str, str] | None = None,
+                 nodes: Sequence[Origin | None] = ()):
         self.code, self.text = code, code.text
         known = lines or {}
+        start = len(code.functions) + 1  # lines before the first of `run`
+        self.events = {start + n: [_event(kernel, nodes[at] if 0 <= at < len(nodes) else None)
+                                   for kernel, at in steps] for n, steps in code.steps}
         self.names: dict[str, Any] = {**HELPERS, "lines": known}
         find: dict[str, Callable[[Any], Any]] = {
             "call": callee, "library": libraries.__getitem__, "constant": constants.__getitem__}
         for name, (kind, what) in code.names.items():
             self.names[name] = find[kind](what)
         for name, bound in code.stretches.items():
-            self.names[f"launch_{name}"] = _raising(launches.get(name), refusal(bound.sites, known))
+            self.names[f"launch_{name}"] = self._raising(
+                launches.get(name), refusal(bound.sites, known))
         path = f"<rung {next(_number)}>"
         linecache.cache[path] = (len(self.text), None, self.text.splitlines(True), path)
         exec(compile(self.text, path, "exec"), self.names)
+        self.code_of_run = self.names["run"].__code__
         for name, bound in code.stretches.items():
             launch = launches[code.whole if name == "run" else name]
             boxed = constants if bound.signature.boxed else ()
             self.names[name] = target.bind(
                 bound.signature, launch, self.names[name], refuse=refusal(bound.sites, known),
-                empty=empty, constants=boxed)
+                empty=empty, profiler=PROFILER, constants=boxed)
         self.library: str = next((x.file for x in launches.values() if hasattr(x, "file")), "")
         self.run: Callable[[list[Any]], tuple[torch.Tensor, ...]] = self.names["run"]
 
@@ -53,9 +63,30 @@ class Executable:
         return self.run(args)
 
 
-def _raising(launch: Launch | None, refuse: Callable[[int, int, int], None]) -> Launch:
-    """A launch of a stretch that raises what its error word says."""
-    def run(addresses: Sequence[int], sizes: Sequence[int]) -> None:
-        assert launch is not None
-        refuse(*launch(addresses, sizes))
-    return run
+    def _raising(self, launch: Launch | None, refuse: Callable[[int, int, int], None]) -> Launch:
+        """A launch of a stretch that raises what its error word says. While a profiler runs, each
+        step is an event."""
+        def run(addresses: Sequence[int], sizes: Sequence[int]) -> None:
+            assert launch is not None
+            events = self._here() if is_profiled() and hasattr(launch, "step") else ()
+            for n, event in enumerate(events):
+                with recorded(event):
+                    refuse(*launch.step(n, addresses, sizes))  # type: ignore[attr-defined]
+            if not events:
+                refuse(*launch(addresses, sizes))
+        return run
+
+    def _here(self) -> Sequence[str]:
+        """The events of the stretch at the line where `run` is: equal stretches are one."""
+        frame = sys._getframe()
+        while frame.f_back and frame.f_code is not self.code_of_run:
+            frame = frame.f_back
+        return self.events.get(frame.f_lineno, ())
+
+
+def _event(kernel: str, node: Origin | None) -> str:
+    """What a profiler calls a kernel: its name, the user's line and the module."""
+    if node is None:
+        return kernel
+    line = f" {Path(node.line).name}" if node.line else ""
+    return f"{kernel}{line}" + (f" ({node.module})" if node.module else "")

@@ -31,6 +31,7 @@ from typing import Any
 
 import torch
 
+from rung.core import origins
 from rung.core.errors import LoweringError
 from rung.core.expr import Expr
 from rung.core.op import Op, Value
@@ -60,13 +61,16 @@ class Bound:
 @dataclass
 class Code:
     """Python text, and what its names stand for besides `HELPERS`: (`call`, an overload),
-    (`library`, a kernel) or (`constant`, a number). `whole` is the stretch that is all of `run`."""
+    (`library`, a kernel) or (`constant`, a number). `whole` is the stretch that is all of `run`.
+    `steps` has, by lines of `run`, what the steps of the stretch there are: a kernel, or "check",
+    and the op of the imported program that it computes last, or -1."""
 
     functions: list[str] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
     names: dict[str, tuple[str, Any]] = field(default_factory=dict)
     stretches: dict[str, Bound] = field(default_factory=dict)
     whole: str = ""
+    steps: list[tuple[int, list[tuple[str, int]]]] = field(default_factory=list)
 
     @property
     def text(self) -> str:
@@ -268,6 +272,9 @@ class _Host:
         given = [*map(self.name, built.given), *sizes, *(["at"] if built.workspace else [])]
         call, results = f"{name}({', '.join(given)})", self.listed(built.made)
         self.line(f"{results} = {call}" if results else call)
+        self.code.steps.append((len(self.code.lines), [
+            (op.callee if isinstance(op, KernelCall) else op.keyword, last_of(op))
+            for op in (step.op for step in part.steps) if isinstance(op, KernelCall | Check)]))
         if name not in self.code.stretches:
             self.define(built, call, part)
         before = len(self.code.lines)
@@ -447,6 +454,11 @@ class _Host:
                 if kind in ("dtype", "layout", "memory_format"):
                     return f"torch.{name.removeprefix('torch.')}"
         return repr(x)
+
+
+def last_of(op: Op) -> int:
+    """The place, among the ops of the imported program, of the last one that `op` computes."""
+    return max((o.place for o in origins.of_all(op.results)), default=-1)
 
 
 def kind_of(value: Value) -> str:

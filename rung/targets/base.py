@@ -53,7 +53,8 @@ class Stretch:
     The launch of a stretch takes a sequence of addresses (of tensors `given`, then of those `made`
     for it, then of the workspace if there is one) and one of `sizes`. It gives its error word:
     the number of the check that failed, from 1, the first element at fault and the upper limit;
-    or three times 0. Equal ones may differ in name.
+    or three times 0. It may have a method `step`, which takes the number of a step before these,
+    to run that one alone. Equal ones may differ in name.
     """
 
     name: str = field(compare=False)

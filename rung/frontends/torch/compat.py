@@ -448,6 +448,19 @@ def peak_bytes(call: Callable[[], Any], before: Callable[[], None]) -> int:
     return max(held, default=0)
 
 
+PROFILER: tuple[dict[str, Any], str] = vars(torch.autograd.profiler), "_is_profiler_enabled"
+"""Where torch notes that a profiler runs: a dictionary, and the key of what is then True."""
+
+recorded: Callable[[str], AbstractContextManager[object]] = torch._C._profiler._RecordFunctionFast
+"""Records what runs inside as an event of this name, if a profiler runs."""
+
+
+def is_profiled() -> bool:
+    """Whether a profiler runs."""
+    noted, key = PROFILER
+    return noted.get(key) is True
+
+
 def is_of_module(placeholder: fx.Node) -> bool:
     """Whether an argument of Dynamo's graph is a parameter or buffer of a module."""
     given = placeholder.meta.get("grapharg")

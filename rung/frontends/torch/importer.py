@@ -448,9 +448,10 @@ class _Importer:
         sizes = [self._size(v) if isinstance(v, torch.SymInt) else None for v in _leaves(val)]
         values = tuple(self._value(str(n) if str(n) in self.unread else node.name, t)
                        for n, t in zip(sizes, op.infer(), strict=True))
+        origin = origin_of(node, len(self.ops))
         self.ops.append(replace(op, results=values))
         for value in values:
-            origins.record(value, [origin_of(node, len(self.ops))])
+            origins.record(value, [origin])
             self.unread.discard(value.name)
         for value in values:
             steps = value.type.strides or () if isinstance(value.type, TensorType) else ()

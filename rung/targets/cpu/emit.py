@@ -62,8 +62,9 @@ def emit_units(kernels: Sequence[Func], source: str, stretches: Sequence[Stretch
 # --- stretches
 
 def emit_stretch(stretch: Stretch) -> str:
-    """Two functions of a stretch: one that runs it, and `layout_NAME`, which writes the sizes and
-    strides of its tensors, one after the other."""
+    """Three functions of a stretch: one that runs it, `step_NAME`, which runs it from a step on or
+    that step alone, and `layout_NAME`, which writes the sizes and strides of its tensors, one after
+    the other."""
     tensors = (*stretch.given, *stretch.made)
     sizes = [f"  const long {s} = s[{n}]; (void){s};" for n, s in enumerate(stretch.sizes)]
     checks = itertools.count(1)
@@ -72,8 +73,12 @@ def emit_stretch(stretch: Stretch) -> str:
     return "\n".join([
         f"void layout_{stretch.name}(const long *s, long *d) {{", *sizes,
         *_layout([e for t in tensors for e in (*t.shape, *strides_of(t))]), "}", "",
-        f"long {stretch.name}(char *const *p, const long *s, long *found) {{", *sizes,
-        *steps, "  return 0;", "}", ""])
+        f"long step_{stretch.name}(char *const *p, const long *s, long *found, long n, int one) {{",
+        *sizes, "  switch (n) {",
+        *(f"  case {n}:{step} if (one) break;" for n, step in enumerate(steps)), "  }",
+        "  return 0;", "}", "",
+        f"long {stretch.name}(char *const *p, const long *s, long *found) {{",
+        f"  return step_{stretch.name}(p, s, found, 0, 0);", "}", ""])
 
 
 def _layout(numbers: Sequence[Expr]) -> list[str]:

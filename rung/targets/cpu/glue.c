@@ -4,7 +4,7 @@
    one list of them. It reads the tensors, compares their layouts with those that the generated
    `layout` states, allocates the results, runs `entry` without the GIL and gives the results as a
    tuple. Whatever it does not know (a subclass, another device, another layout) goes to `slow`, a
-   Python function of the same arguments. */
+   Python function of the same arguments, and so does each call while a profiler runs. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -42,7 +42,7 @@ typedef struct {
   PyObject_HEAD
   vectorcallfunc vectorcall;
   PyObject *attributes, *owner;
-  PyObject *slow, *refuse, *empty, *constants, *dtypes, *classes;
+  PyObject *slow, *refuse, *empty, *constants, *dtypes, *classes, *profiler, *key;
   const Exchange *torch;
   long (*entry)(char *const *addresses, const long *sizes, long *found);
   void (*layout)(const long *sizes, long *layout);
@@ -162,6 +162,8 @@ static PyObject *call(PyObject *self, PyObject *const *args, size_t flags, PyObj
   const Stretch *f = (const Stretch *)self;
   Py_ssize_t count = PyVectorcall_NARGS(flags);
   PyObject *out = NULL;
+  if (PyDict_GetItem(f->profiler, f->key) == Py_True)
+    return PyObject_Vectorcall(f->slow, args, flags, names);
   if (!names && f->boxed && count == 1) out = call_boxed(f, args[0]);
   else if (!names && !f->boxed && count == f->count) out = run(f, args);
   if (out || PyErr_Occurred()) return out;
@@ -173,7 +175,7 @@ static PyObject *call(PyObject *self, PyObject *const *args, size_t flags, PyObj
 static int visit_stretch(PyObject *self, visitproc visit, void *arg) {
   Stretch *f = (Stretch *)self;
   PyObject *all[] = {f->attributes, f->owner, f->slow, f->refuse, f->empty, f->constants,
-                     f->dtypes, f->classes, (PyObject *)Py_TYPE(self)};
+                     f->dtypes, f->classes, f->profiler, f->key, (PyObject *)Py_TYPE(self)};
   for (size_t i = 0; i < sizeof all / sizeof *all; i++) Py_VISIT(all[i]);
   return 0;
 }
@@ -181,7 +183,7 @@ static int visit_stretch(PyObject *self, visitproc visit, void *arg) {
 static int clear_stretch(PyObject *self) {
   Stretch *f = (Stretch *)self;
   PyObject **all[] = {&f->attributes, &f->owner, &f->slow, &f->refuse, &f->empty, &f->constants,
-                      &f->dtypes, &f->classes};
+                      &f->dtypes, &f->classes, &f->profiler, &f->key};
   for (size_t i = 0; i < sizeof all / sizeof *all; i++) Py_CLEAR(*all[i]);
   return 0;
 }
@@ -202,23 +204,26 @@ static Py_ssize_t copy_numbers(PyObject *tuple, long *out) {
 }
 
 /* Stretch(exchange, entry, layout, kinds, ranks of results, dtypes of results, order, boxed,
-   constants, classes, empty, slow, refuse, owner) */
+   constants, classes, empty, slow, refuse, owner, profiler, key) */
 static PyObject *new_stretch(PyTypeObject *type, PyObject *args, PyObject *names) {
   PyObject *exchange, *kinds, *ranks, *order;
   unsigned long long entry, layout;
   Stretch *f = (Stretch *)type->tp_alloc(type, 0);
   if (!f) return NULL;
   f->vectorcall = call;
-  if (!PyArg_ParseTuple(args, "OKKO!O!O!O!pO!O!OOOO", &exchange, &entry, &layout,
+  if (!PyArg_ParseTuple(args, "OKKO!O!O!O!pO!O!OOOOO!U", &exchange, &entry, &layout,
                         &PyTuple_Type, &kinds, &PyTuple_Type, &ranks, &PyTuple_Type, &f->dtypes,
                         &PyTuple_Type, &order, &f->boxed, &PyTuple_Type, &f->constants,
-                        &PyTuple_Type, &f->classes, &f->empty, &f->slow, &f->refuse, &f->owner)) {
+                        &PyTuple_Type, &f->classes, &f->empty, &f->slow, &f->refuse, &f->owner,
+                        &PyDict_Type, &f->profiler, &f->key)) {
     f->dtypes = f->constants = f->classes = f->empty = f->slow = f->refuse = f->owner = NULL;
+    f->profiler = f->key = NULL;
     Py_DECREF(f);
     return NULL;
   }
   Py_INCREF(f->dtypes); Py_INCREF(f->constants); Py_INCREF(f->classes); Py_INCREF(f->empty);
-  Py_INCREF(f->slow); Py_INCREF(f->refuse); Py_INCREF(f->owner);
+  Py_INCREF(f->slow); Py_INCREF(f->refuse); Py_INCREF(f->owner); Py_INCREF(f->profiler);
+  Py_INCREF(f->key);
   f->entry = (long (*)(char *const *, const long *, long *))(uintptr_t)entry;
   f->layout = (void (*)(const long *, long *))(uintptr_t)layout;
   f->torch = PyCapsule_GetPointer(exchange, "dlpack_exchange_api");

@@ -42,9 +42,10 @@ def kind_of(kind: str) -> int:
 
 def bind(signature: Signature, entry: int, layout: int, owner: object, slow: Launch,
          refuse: Callable[[int, int, int], None], empty: Callable[..., torch.Tensor],
-         constants: Sequence[object] = ()) -> Launch:
+         profiler: tuple[dict[str, Any], str], constants: Sequence[object] = ()) -> Launch:
     """`slow`, done in C where that can be. `entry` and `layout` are addresses in a library that
-    `owner` keeps loaded; `refuse` raises the error of a check."""
+    `owner` keeps loaded; `refuse` raises the error of a check; the item of a dictionary that is
+    `profiler` is True while one runs."""
     module = glue()
     if module is None:
         return slow
@@ -53,7 +54,8 @@ def bind(signature: Signature, entry: int, layout: int, owner: object, slow: Lau
         torch.Tensor.__dlpack_c_exchange_api__,
         entry, layout, tuple(map(kind_of, signature.kinds)), tuple(int(r) for _, _, r in made),
         tuple(CODES[dtype][2] for dtype, _, _ in made), signature.results, signature.boxed,
-        tuple(constants), (torch.Tensor, torch.nn.Parameter), empty, slow, refuse, owner)
+        tuple(constants), (torch.Tensor, torch.nn.Parameter), empty, slow, refuse, owner,
+        *profiler)
     return bound
 
 

@@ -94,14 +94,23 @@ class NativeStretch:
 
     def __init__(self, library: ctypes.CDLL, name: str):
         self.library, self.run, self.file = library, library[name], Path(library._name).name
-        self.run.restype = ctypes.c_long
+        self.one = library[f"step_{name}"]
+        self.run.restype = self.one.restype = ctypes.c_long
         self.entry, self.layout = (ctypes.cast(library[n], ctypes.c_void_p).value or 0
                                    for n in (name, f"layout_{name}"))
 
     def __call__(self, addresses: Sequence[int], sizes: Sequence[int]) -> tuple[int, int, int]:
+        return self._given(self.run, addresses, sizes)
+
+    def step(self, n: int, addresses: Sequence[int], sizes: Sequence[int]) -> tuple[int, int, int]:
+        """One step of the stretch alone."""
+        return self._given(self.one, addresses, sizes, ctypes.c_long(n), 1)
+
+    def _given(self, run: Launch, addresses: Sequence[int], sizes: Sequence[int], *rest: object
+               ) -> tuple[int, int, int]:
         found = (ctypes.c_long * 2)()
-        site = self.run((ctypes.c_void_p * len(addresses))(*addresses),
-                        (ctypes.c_long * len(sizes))(*sizes), found)
+        site = run((ctypes.c_void_p * len(addresses))(*addresses),
+                   (ctypes.c_long * len(sizes))(*sizes), found, *rest)
         return site, found[0], found[1]
 
 
