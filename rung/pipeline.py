@@ -23,7 +23,7 @@ import torch
 from rung.core import origins, trace
 from rung.core.config import Settings
 from rung.core.cost import bound
-from rung.core.errors import LoweringError, MappingError, RungError, Unsupported
+from rung.core.errors import LoweringError, MappingError, RungError
 from rung.core.expr import sym
 from rung.core.key import structural_key
 from rung.core.machine import Machine
@@ -342,9 +342,6 @@ def compile_program(func: Func, options: Any, constants: Sequence[Any],
                     example_inputs: Sequence[Any]) -> Callable[[list[Any]], Sequence[Any]]:
     """The callable of a program: it takes the list of the inputs, which it empties, and gives the
     tensors that the program returns. RungError where some rung, or the target, cannot take it."""
-    for x in example_inputs:
-        if getattr(x, "device", HOST) != HOST:
-            raise Unsupported(f"tensors on {x.device}")
     try:
         machine, hints = target(options.target), hints_of(func, example_inputs)
         mappings, lines, nodes = read_mappings(options.mappings), lines_of(func), nodes_of(func)
@@ -386,9 +383,6 @@ def _warm(key: str, func: Func, machine: Target, constants: Sequence[Any],
     kernels = parse_module("\n".join(found.kernels.values()), VOCABULARIES, parse_mapping)
     return Executable(found.code, machine, launches, {k.name: machine.call(k) for k in kernels},
                       constants, saved.lines_for(found.nodes, func, lines), nodes)
-
-
-HOST = torch.device("cpu")
 
 
 def lines_of(func: Func) -> dict[str, str]:

@@ -17,9 +17,8 @@ from test_end_to_end import rung
 
 from rung import pipeline
 from rung.core import trace
-from rung.core.errors import MappingError, Unsupported, VerifyError
+from rung.core.errors import MappingError, VerifyError
 from rung.core.op import Block, Func
-from rung.core.options import Options
 from rung.core.parse import parse_module
 from rung.program.ir import VOCABULARY, Module
 from rung.targets.base import UnknownTarget, target
@@ -188,12 +187,6 @@ def test_sizes_to_expect_come_from_the_inputs() -> None:
 def test_unknown_target() -> None:
     with pytest.raises(UnknownTarget, match=r"no target is called 'tpu'; there are cpu, cpu\.avx"):
         target("tpu")
-
-
-def test_tensors_elsewhere_are_declined() -> None:
-    with pytest.raises(Unsupported, match="meta"):
-        pipeline.compile_program(models.floor_add(), Options(), (),
-                                 [torch.empty(9, device="meta")])
 
 
 @pytest.mark.parametrize("name", ["relu_mm", "softmax", "floor_add", "column_sum"])

@@ -4,7 +4,7 @@
       t = kernel add(x)                              # add(x, at)
       u = kernel mul(t)                              # mul(at, u)
       return u                                       u = empty((4, 8), (8, 1), torch.float32)
-                                                     launch_stretch_0((x.data_ptr(), ...), ())
+                                                     launch_stretch_0([address(x, ...), ...], [])
                                                      return u,
 
                                                    def run(args):
@@ -47,7 +47,8 @@ from rung.runtime.tensors import Site
 from rung.targets.base import Signature, Stretch, buffers_of, strides_of
 
 HELPERS = {"take": pool.take, "give": pool.give, "empty": tensors.empty, "fit": fit,
-           "leaves": tensors.leaves, "check": tensors.check, "bump": tensors.bump, "torch": torch}
+           "leaves": tensors.leaves, "check": tensors.check, "bump": tensors.bump,
+           "address": tensors.address, "torch": torch}
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,7 @@ class _Host:
         self.needed = plan.tensors | self.behind(plan.tensors)
         self.builder = Builder(plan, module, self.raw)
         self.names: dict[Value, str] = {}
+        self.called: list[Value] = []  # results of calls that may be laid out in another way
         self.copied: list[tuple[str, str]] = []  # (mutated argument, its copy in another layout)
 
     def line(self, text: str) -> None:
@@ -122,6 +124,8 @@ class _Host:
             self.line("at = w.address")
         for part in parts(self.plan, self.native):
             ops = [step.op for step in part.steps]
+            if not isinstance(ops[0], Call) or ops[0].results:
+                self.distrust()
             if any(map(self.native, ops)):
                 self.stretch(part)
             else:
@@ -198,17 +202,16 @@ class _Host:
         return f"{self.name(value)}.dtype is not {self.dtype(value.type)} or {self.layout(value)}"
 
     def refit(self, value: Value, test: str) -> None:
-        assert isinstance(value.type, TensorType)
-        name, kind = self.name(value), value.type
-        strides = strides_of(kind)
-        self.line(f"if {test}: {name} = fit({name}, {self.tuple(kind.shape)}, "
-                  f"{self.tuple(strides)}, {self.dtype(kind)})")
+        self.line(f"if {test}: {self.name(value)} = fit({self.name(value)}, {self.form(value)})")
 
-    def distrust(self, result: Value) -> None:
+    def distrust(self) -> None:
         """A library's result may be another than torch said it would be: of another type (bf16
-        statistics of a batch norm), or laid out otherwise. Kernels read it as its type says."""
-        if result in self.read and isinstance(result.type, TensorType):
-            self.refit(result, self.other(result))
+        statistics of a batch norm), or laid out otherwise. Kernels read it as its type says, and
+        calls that check what it is, it as it is."""
+        for result in self.called:
+            if result in self.read and isinstance(result.type, TensorType):
+                self.refit(result, self.other(result))
+        self.called.clear()
 
     # ---- values
     def name(self, value: Value) -> str:
@@ -299,7 +302,8 @@ class _Host:
 
     def twin(self, built: Built, head: str, part: Part) -> list[str]:
         """The function of a stretch in Python."""
-        addresses = [f"{self.name(v)}.data_ptr()" for v in (*built.given, *built.made)]
+        addresses = [f"address({self.name(v)}, {v.name!r}, {self.form(v)})" for v in built.given]
+        addresses += [f"{self.name(v)}.data_ptr()" for v in built.made]
         addresses += ["at"] if built.workspace else []
         done = [f"    # {op.callee if isinstance(op, KernelCall) else op.keyword}"
                 f"({', '.join(map(self.place, buffers(op)))})"
@@ -362,9 +366,13 @@ class _Host:
 
     def allocation(self, value: Value) -> str:
         """The line that makes the tensor of a kernel's result."""
+        return f"{self.name(value)} = empty({self.form(value)})"
+
+    def form(self, value: Value) -> str:
+        """Shape, strides and element type of a tensor, as arguments."""
         assert isinstance(value.type, TensorType)
-        shape, strides = self.tuple(value.type.shape), self.tuple(strides_of(value.type))
-        return f"{self.name(value)} = empty({shape}, {strides}, {self.dtype(value.type)})"
+        return (f"{self.tuple(value.type.shape)}, {self.tuple(strides_of(value.type))}, "
+                f"{self.dtype(value.type)}")
 
     def dtype(self, kind: TensorType) -> str:
         return str(DTYPES.get(kind.dtype) or getattr(torch, kind.dtype.name))
@@ -421,7 +429,8 @@ class _Host:
         if len(names) == 1 and gives_one(op.target):
             self.line(f"{names[0]} = {text}")
         elif names:
-            self.line(f"{''.join(f'{n}, ' for n in names)}= leaves({text}, {len(names)})")
+            self.line(f"{''.join(f'{n}, ' for n in names)}= leaves({text}, {len(names)}, "
+                      f"{op.target!r})")
         else:
             self.line(text)
         for new, old in states(op).items():
@@ -431,8 +440,7 @@ class _Host:
             self.sizes(result)
             if isinstance(result.type, IndexType):
                 self.known.add(result.name)
-        for result in op.results:  # whose strides may be sizes of later ones
-            self.distrust(result)
+        self.called += op.results
 
     def argument(self, x: Any) -> str:
         """An argument of a call, in Python."""

@@ -50,11 +50,39 @@ def _in_memory(x: object) -> bool:
     return isinstance(x, torch.Tensor) and x.layout is torch.strided
 
 
-def leaves(out: Any, count: int) -> list[Any]:
+LOWEST = 1 << 16
+"""No memory lies below this address, which a tensor without memory has, or a view of one."""
+
+
+def address(x: torch.Tensor, name: str, shape: Sequence[int], strides: Sequence[int],
+            dtype: torch.dtype) -> int:
+    """Where a tensor lies; RuntimeError unless it has memory on the host, in this layout. A tensor
+    whose class says itself what operators do, as a fake one does, need not have memory."""
+    if x.dtype is not dtype or x.shape != shape or x.layout is not torch.strided or not (
+            0 in shape or all(n == 1 or a == b
+                              for n, a, b in zip(shape, x.stride(), strides, strict=True))):
+        raise RuntimeError(f"{name} is {tuple(x.shape)} of {x.dtype}, laid out as {_layout(x)}, "
+                           f"where the program was compiled for {shape} of {dtype}, {strides}")
+    own = type(x).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+    at = x.data_ptr() if x.is_cpu and not own else 0
+    if at < LOWEST and 0 not in shape:
+        raise RuntimeError(f"{name}, a {type(x).__name__} of {x.device}, has no memory here")
+    return at
+
+
+def _layout(x: torch.Tensor) -> object:
+    return x.stride() if x.layout is torch.strided else x.layout
+
+
+def leaves(out: Any, count: int, op: str) -> list[Any]:
     """The `count` results of a call without structure, and without those that are None where torch
-    has told that they are."""
+    has told that they are; RuntimeError for another count."""
     found = tree_leaves(out)
-    return found if len(found) == count else [leaf for leaf in found if leaf is not None]
+    if len(found) != count:
+        found = [leaf for leaf in found if leaf is not None]
+    if len(found) != count:
+        raise RuntimeError(f"{op} gave {len(found)} results, where {count} were promised")
+    return found
 
 
 @dataclass(frozen=True)

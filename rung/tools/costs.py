@@ -46,11 +46,11 @@ def of_graph(program: Func, reason: str, machine: Machine, hints: Mapping[str, i
 
 def of_calls(module: Module, events: Sequence[Event], machine: Machine,
              hints: Mapping[str, int]) -> Iterator[Cost]:
-    """Calls that are left, by operator."""
+    """Calls that are left, by operator; not those that only check something."""
     reasons = {e.subject: e.detail for e in events if (e.kind, e.place) == ("declined", "lower")}
     found: dict[str, list[Call]] = {}
     for op in module.main.body.ops:
-        if isinstance(op, Call) and not is_free(op):
+        if isinstance(op, Call) and op.results and not is_free(op):
             found.setdefault(op.target, []).append(op)
     for name, calls in found.items():
         moved = sum(bytes_of_op(op, hints) for op in calls)

@@ -165,7 +165,7 @@ def bytes_of_op(op: Op, hints: Sizes) -> int:
     """What one op that runs by itself reads and writes."""
     if isinstance(op, Write):
         return 2 * size_of(op.src, hints)
-    if is_free(op) or not (op.results or isinstance(op, Call)):
+    if is_free(op) or not op.results:
         return 0
     read = [size_of(v, hints) for v in dict.fromkeys(op.operands())]
     written = sum(size_of(r, hints) for r in op.results)

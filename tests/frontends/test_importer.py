@@ -165,6 +165,15 @@ def test_symbols_of_any_name_are_told_apart() -> None:
     assert len({*found}) == len(names) and RESERVED.isdisjoint(found) and all(map(is_size, found))
 
 
+def test_refused_results() -> None:
+    g, () = graph()
+    made = g.call_function(aten.full.default, ([2], 1.0), {"device": torch.device("meta")})
+    made.meta["val"] = torch.ones(2, device="meta")
+    g.output((made,))
+    with pytest.raises(Unsupported, match="tensors on meta"):
+        import_graph(fx.GraphModule({}, g))
+
+
 def test_refused_operands() -> None:
     g, (x,) = graph(torch.ones(2))
     made = g.call_function(aten.add.Tensor, (x, {}))

@@ -129,6 +129,9 @@ def fit(x: torch.Tensor, shape: Sequence[int], strides: Sequence[int],
         dtype: torch.dtype) -> torch.Tensor:
     """A copy of `x`, of this shape and type, with these strides; those of 0 say that it is
     expanded. `x` itself where only strides of dimensions of size 1 are others."""
+    if x.shape != shape:
+        raise RuntimeError(f"a tensor has shape {tuple(x.shape)}, where the program was compiled "
+                           f"for {tuple(shape)}")
     known = zip(x.shape, x.stride(), strides, strict=True)
     if x.dtype is dtype and all(n == 1 or a == b for n, a, b in known):
         return x

@@ -485,3 +485,20 @@ def is_signed(size: torch.SymInt, e: Sympy) -> bool:
     the user may; the size of a nested tensor has no bounds, and is none."""
     bounds = size.node.shape_env.bound_sympy(e)
     return bounds is not None and bool(bounds.lower < 0)
+
+
+Symbolic = torch.SymInt | torch.SymFloat | torch.SymBool
+
+
+def is_replaced(x: object) -> bool:
+    """Whether another expression stands for a number, since a check told that they are equal."""
+    return isinstance(x, Symbolic) and bool(x.node._expr != x.node.expr)
+
+
+def constant_of(x: object) -> object:
+    """The value of a number that is known without data; None of another one."""
+    if not isinstance(x, Symbolic):
+        return x
+    e: Sympy = x.node.expr
+    kind = bool if isinstance(x, torch.SymBool) else float if isinstance(x, torch.SymFloat) else int
+    return None if e.free_symbols else kind(e)

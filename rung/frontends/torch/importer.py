@@ -32,17 +32,19 @@ from torch.utils._pytree import tree_map
 from rung.core import origins
 from rung.core.errors import Unsupported
 from rung.core.expr import ONE, Expr, is_size, may_be_negative, sym
-from rung.core.op import RESERVED, Block, Func, Names, Op, Value
+from rung.core.op import RESERVED, Block, Func, Names, Op, Value, expressions
 from rung.core.types import BOOL, DTYPES, FLOAT, INDEX, DType, TensorType, Type, VecType, shape_of
 from rung.frontends.torch.compat import (
     Sympy,
     auto_functionalized,
+    constant_of,
     is_signed,
     mutable,
     size_expr,
     with_effects,
 )
 from rung.frontends.torch.higher import APPLY, FUNCTION, Applied, View
+from rung.frontends.torch.promises import is_promised, promise
 from rung.frontends.torch.sources import origin_of
 from rung.program import ir as program
 
@@ -51,6 +53,7 @@ TORCH_DTYPES: dict[torch.dtype, DType] = {getattr(torch, name): DTYPES[ours] for
     ("int64", "i64"), ("int32", "i32"), ("int16", "i16"), ("int8", "i8"), ("uint8", "u8"),
     ("bool", "bool"))}
 
+HOST = torch.device("cpu")
 NUMBERS = int | float | torch.SymInt | torch.SymFloat | torch.SymBool
 Result = Value | Expr | float | None
 """One output of the graph: a tensor or computed number, a size, a constant or nothing."""
@@ -228,6 +231,7 @@ class _Importer:
         self.unread: set[str] = set()  # sizes that the result of a call tells
         self.devices: set[torch.device] = set()
         self.known: dict[Sympy, Expr] = {}  # what sympy's expressions are called here
+        self.promises: list[program.Call] = []  # checks of sizes, some of which are not read yet
         self.written = {n.args[0] for n in gm.graph.nodes if _writes_back(n)}
 
     def run(self, name: str) -> Imported:
@@ -245,8 +249,10 @@ class _Importer:
                     results = tuple(self._result(x) for x in node.args[0])
                 case _:
                     raise Unsupported(f"fx node {node.op} {node.target}")
-        if len(self.devices) > 1:
+        if self.devices - {HOST}:
             raise Unsupported(f"tensors on {' and '.join(sorted(map(str, self.devices)))}")
+        if self.promises:
+            raise Unsupported("a size that is promised, but never told")
         self.ops.append(program.Return(tuple(r for r in results if isinstance(r, Value))))
         constants = tuple(self.constants.values())
         params = (*self.params, *(value for value, _ in constants))
@@ -374,6 +380,8 @@ class _Importer:
             dst, src = (self._arg(x) for x in node.args[:2])
             self._add(node, program.Write(dst, self._resized(src, dst)), None)
             self.env[node] = dst  # the graph may return what it wrote
+        elif node.target is torch.ops.aten._assert_scalar.default and node.args[0] is True:
+            pass  # what makes it true is compared where it is made
         elif isinstance(node.target, torch._ops.OpOverload):
             self._call(node, node.target, node.args, node.kwargs, val, effect_of(node))
         elif node.target is with_effects:  # (token, op, *arguments), and gives (token, *results)
@@ -445,23 +453,56 @@ class _Importer:
 
     def _add(self, node: fx.Node, op: program.Call | program.Write, val: Any) -> None:
         op.check()
-        sizes = [self._size(v) if isinstance(v, torch.SymInt) else None for v in _leaves(val)]
+        leaves = tuple(_leaves(val))
+        sizes = [self._size(v) if isinstance(v, torch.SymInt) else None for v in leaves]
         values = tuple(self._value(str(n) if str(n) in self.unread else node.name, t)
                        for n, t in zip(sizes, op.infer(), strict=True))
         origin = origin_of(node, len(self.ops))
         self.ops.append(replace(op, results=values))
         for value in values:
             origins.record(value, [origin])
-            self.unread.discard(value.name)
-        for value in values:
-            steps = value.type.strides or () if isinstance(value.type, TensorType) else ()
-            for what, told in ("size", shape_of(value.type)), ("stride", steps):
-                for dim, size in enumerate(map(str, told)):
-                    if size in self.unread:
-                        self.unread.discard(size)
-                        self._compute(Value(size, INDEX), f"aten.sym_{what}.int", (value, dim))
+        told = [self._told(value, leaf) for value, leaf in zip(values, leaves, strict=True)]
+        for value, leaf, rest in zip(values, leaves, told, strict=True):
+            if not getattr(op, "updates", ()) and is_promised(node, rest):
+                self._promise(node, value, leaf)
+        self._compare()
         found = (v if n is None else n for n, v in zip(sizes, values, strict=True))
         self.env[node] = _like(val, found)
+
+    def _told(self, value: Value, leaf: Any) -> list[Any]:
+        """Note the sizes that a result is the first to tell; its other sizes, or its number."""
+        if value.name in self.unread:
+            self.unread.discard(value.name)
+            return []
+        if not isinstance(value.type, TensorType):
+            return [leaf]
+        rest = []
+        for what, told, given in (("size", value.type.shape, leaf.shape),
+                                  ("stride", value.type.strides or (), leaf.stride())):
+            for dim, (size, number) in enumerate(zip(told, given, strict=False)):
+                if str(size) not in self.unread:
+                    rest += [number] * (what == "size")
+                    continue
+                self.unread.discard(str(size))
+                self._compute(Value(str(size), INDEX), f"aten.sym_{what}.int", (value, dim))
+        return rest
+
+    def _promise(self, node: fx.Node, value: Value, leaf: Any) -> None:
+        """Have a result compared with what is known of it, if that is anything."""
+        known: tuple[object, ...] = (constant_of(leaf),)
+        if isinstance(leaf, torch.Tensor):
+            known = shape_of(value.type), self._arg(leaf.dtype)
+        elif isinstance(leaf, torch.SymInt):
+            known = (self._size(leaf),)
+        if known[0] is not None:
+            self.promises.append(promise(node, value, known))
+
+    def _compare(self) -> None:
+        """Make the comparisons whose sizes are known by now."""
+        for call in self.promises.copy():
+            if self.unread.isdisjoint(s for e in expressions(call) for s in e.symbols()):
+                self.promises.remove(call)
+                self.ops.append(call)
 
     def _arg(self, x: Any) -> Any:
         """An argument of a node as one of a `call`."""
