@@ -50,7 +50,7 @@ def traced(gm: fx.GraphModule, example_inputs: Sequence[Any], forward: compat.Co
     """AOTAutograd around compilers; Dynamo's graph itself where that cannot be, and `refuse` is
     told why."""
     kinds = {"tangents of forward-mode differentiation": compat.in_forward_mode(),
-             "an argument without memory": any(map(compat.is_only_zeros, example_inputs))}
+             "an argument without memory": any(map(compat.has_no_memory, example_inputs))}
     if why := next((what for what, holds in kinds.items() if holds), "") or fault(gm):
         refuse(Unsupported(why))
         return gm

@@ -33,8 +33,9 @@ from torch._higher_order_ops.auto_functionalize import (
 )
 from torch._higher_order_ops.effects import with_effects
 from torch._ops import OperatorBase, OpOverload
-from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._python_dispatch import _disable_current_modes as untraced_values
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.checkpoint import CheckpointPolicy
 
 SUPPORTED = (2, 11), (2, 14)  # the first and last minor version of torch
@@ -68,30 +69,34 @@ def compile_graphs(gm: fx.GraphModule, example_inputs: Sequence[Any], forward: C
         flatten = import_module("torch._dynamo.utils").flatten_graph_inputs
         flat: Function = flatten(gm, example_inputs, again)
         return flat
-    alone: list[Boxed] = []
+    alone: list[Function] = []
     autocast = torch._C._is_any_autocast_enabled()  # which AOTAutograd switches off to compile
 
     def infer(graph: fx.GraphModule, inputs: Sequence[Any]) -> Function:
         made = inference(graph, inputs)
         if not autocast and adds_nothing(graph, example_inputs):
-            alone.append(made)
-        return made
+            alone.append(unboxed(made, graph) if isinstance(gm, fx.GraphModule) else made)
+        return unless_watched(made, graph)
+
+    def first(graph: fx.GraphModule, inputs: Sequence[Any]) -> Function:
+        return unless_watched(forward(graph, inputs), graph)
 
     def later(graph: fx.GraphModule, inputs: Sequence[Any]) -> Function:
         # Autograd calls the compiler and its product at a time when Dynamo may be tracing.
-        return untraced(with_memory(untraced(backward)(graph, inputs), graph))
+        made = unless_watched(untraced(backward)(graph, inputs), graph)
+        return untraced(with_memory(made, graph))
 
     build: Any = aot_module_simplified
     with with_kernels(kernels, metas), gradients_without_autocast(), unread_draws(), counted():
         whole = build(
-            gm, example_inputs, fw_compiler=forward, bw_compiler=later,
+            gm, example_inputs, fw_compiler=first, bw_compiler=later,
             inference_compiler=infer, partition_fn=partition,
             decompositions=dict(decompositions), keep_inference_input_mutations=True)
     context = TracingContext.try_get()
     if context and context.fakify_first_call:  # the wrapper answers a first call without data
         alone.clear()
     if alone and isinstance(gm, fx.GraphModule):
-        return unboxed(alone[0])
+        return alone[0]
     if any(map(is_plain_subclass, example_inputs)):
         whole = unwatched(whole)
     return alone[0] if alone else untraced(whole)  # flattened: of a list, as `whole` is then
@@ -140,11 +145,30 @@ def unread_draws() -> AbstractContextManager[object]:
     return kept
 
 
-def unboxed(run: Boxed) -> Function:
-    """`run` for arguments that are no list."""
+is_watched: Callable[[], int] = torch._C._len_torch_dispatch_stack
+"""Whether a mode of torch sees each operator, or stands for it, as FakeTensorMode does."""
+
+
+def unboxed(run: Boxed, graph: fx.GraphModule) -> Function:
+    """`run` for arguments that are no list; the graph itself where a mode sees its operators."""
     def call(*args: Any) -> Sequence[Any]:
+        if is_watched():
+            seen: Sequence[Any] = graph(*args)
+            return seen
         return run(list(args))
     return call
+
+
+def unless_watched(run: Boxed, graph: fx.GraphModule) -> Boxed:
+    """`run`, or the graph itself where a mode sees its operators."""
+    def call(args: list[Any]) -> Sequence[Any]:
+        if not is_watched():
+            return run(args)
+        given = tuple(args)
+        args.clear()
+        seen: Sequence[Any] = graph(*given)
+        return seen
+    return boxed(call)
 
 
 WORK = ("num_mutated_inp_runtime_indices", "num_mutated_graph_handled_indices",
@@ -262,6 +286,15 @@ def in_forward_mode() -> bool:
 def is_backward(gm: fx.GraphModule) -> bool:
     """Whether a graph of AOTAutograd takes gradients of a forward graph's results."""
     return any(n.op == "placeholder" and n.name.startswith("tangents_") for n in gm.graph.nodes)
+
+
+def has_no_memory(x: Any) -> bool:
+    """Whether there is nothing where an argument lies, or where one that it is made of does."""
+    wrapper: Any = is_traceable_wrapper_subclass(x)
+    if wrapper:
+        return any(has_no_memory(getattr(x, name)) for name in x.__tensor_flatten__()[0])
+    return is_only_zeros(x) or isinstance(x, FakeTensor) or (
+        isinstance(x, torch.Tensor) and torch._is_functional_tensor(x))
 
 
 def is_only_zeros(x: object) -> TypeGuard[torch.Tensor]:

@@ -178,12 +178,19 @@ BY_FLOATS: dict[OperatorBase, compat.Function] = {
     aten.hardshrink_backward.default: shrink_backward}
 """Operators by arithmetic, comparisons and what takes no floats, with the kernels' results."""
 
+
+def assert_async(x: torch.Tensor) -> None:
+    """The overload that torch does not drop where nobody reads its result, which is none."""
+    aten._assert_async.msg(x, "Expected Tensor with single nonzero value, but got zero")
+
+
 SHUFFLED = compat.get_decompositions([aten.channel_shuffle])[aten.channel_shuffle.default]
 DECOMPOSITIONS: dict[OperatorBase, compat.Function] = {
     **compat.get_decompositions(WRITTEN_OUT),
     **{op: of_floats(f, besides) for packet, besides in OF_FLOATS.items()
        for op, f in compat.get_decompositions([packet]).items()},
     **{op: with_float_arguments(write) for op, write in BY_FLOATS.items()},
+    aten._assert_async.default: assert_async,
     aten.channel_shuffle.default: channel_shuffle, aten.glu_backward.default: glu_backward,
     aten.native_dropout.default: native_dropout,
     aten.native_dropout_backward.default: native_dropout_backward}
