@@ -14,6 +14,7 @@ from functools import partial
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import declined
 import shards
 from opdb import programs, report, trial
 
@@ -52,7 +53,10 @@ def main() -> int:
     if not given.entries:
         path = shards.ROOT / "docs" / "coverage.md"
         path.parent.mkdir(exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        before = path.read_text(encoding="utf-8") if path.exists() else ""
+        columns = before[before.index(declined.HEAD):] if declined.HEAD in before else ""
+        reasons = [why for rs in found.values() for r in rs for why in r.get("unlowered", ())]
+        path.write_text(declined.update(f"{text}\n{columns}", "op_db", reasons), encoding="utf-8")
     failures = report.failures(found)
     print("\n".join([*failures, report.summary(found)]))
     return 1 if failures else 0

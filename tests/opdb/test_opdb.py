@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import declined
 import pytest
 import torch
 from opdb import report
@@ -105,3 +106,17 @@ def test_the_page_counts_what_was_tried() -> None:
     assert "| op | partly | 3 | 1 | 1 |" in text
     assert "| `aten.sort.default` | 1 |" in text
     assert report.failures({"op": records}) == ["op float32 forward: why"]
+
+
+def test_declined_graphs_are_counted_by_reason() -> None:
+    page = declined.update("# Page\n", "op_db", [
+        "declined: Unsupported: aten.add_ overwrites what it reads at /home/me/x.py:3: x.add_(x)",
+        "declined: Unsupported: iadd overwrites what it reads at /home/me/y.py:4: x += y"])
+    page = declined.update(page, "zoo", ["LoweringError: internal error: KeyError: s7"])
+    found = declined.counts(page)
+    assert page.startswith("# Page\n") and page.count(declined.HEAD) == 1
+    assert found == {"op_db": {"a call overwrites what it reads": 2}, "programs": {},
+                     "zoo": {"LoweringError: internal error: KeyError: N": 1}}
+    row, = (line for line in page.splitlines() if "overwrites" in line)
+    assert "AOTAutograd" in row and declined.counts(declined.update(page, "zoo", ())) == {
+        **found, "zoo": {}}

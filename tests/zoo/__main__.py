@@ -17,6 +17,7 @@ from functools import partial
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import declined
 import shards
 import transformers
 from opdb.report import ranked
@@ -116,6 +117,8 @@ def main() -> int:
         path = shards.ROOT / "docs" / "zoo.md"
         path.parent.mkdir(exist_ok=True)
         path.write_text(page(found, given.limit), encoding="utf-8")
+        declined.write("zoo", [why for rs in found.values() for r in rs
+                               for why in r.get("declined", ())])
     failures = [f"{r['item']}: {why}" for rs in found.values() for r in rs for why in r["failed"]]
     print("\n".join([*failures, summary(found)]))
     return 1 if failures else 0
