@@ -338,6 +338,9 @@ def _compare(step: Pass, before: Module, after: Module, context: Context) -> Non
 
 # --- for the torch backend
 
+PATIENCE = 5.0  # seconds of compiling after which the user is told
+
+
 def compile_program(func: Func, options: Any, constants: Sequence[Any],
                     example_inputs: Sequence[Any]) -> Callable[[list[Any]], Sequence[Any]]:
     """The callable of a program: it takes the list of the inputs, which it empties, and gives the
@@ -351,8 +354,12 @@ def compile_program(func: Func, options: Any, constants: Sequence[Any],
                                *map(str, mappings.values()))
             if warm := _warm(key, func, machine, constants, lines, nodes):
                 return warm.run
+        started = perf_counter()
         stages = lower_module(func, machine, options.precision, hints, mappings)
-        made = executable(stages, constants, lines, nodes)
+        count = len(generated(stages.modules["kernel"]))
+        words = f"compiling, {count} kernel{'s' * (count != 1)}"
+        with trace.notice(words, PATIENCE - (perf_counter() - started)):
+            made = executable(stages, constants, lines, nodes)
         trace.emit("compiled", "pipeline", func.name, stages=stages)
         if key and made.library:
             texts = {k.name: str(k) for k in stages.modules["kernel"].kernels if is_library(k)}

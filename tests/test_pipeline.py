@@ -210,3 +210,26 @@ def test_a_size_as_a_value() -> None:
     x = torch.randn(7)
     torch._dynamo.mark_dynamic(x, 0)
     torch.testing.assert_close(rung(fn, dynamic=None)(x), fn(x))
+
+
+@pytest.mark.parametrize("patience", [0.0, 3600.0])
+def test_a_long_compilation_is_told_while_it_runs(
+        patience: float, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
+        settings: Callable[..., None]) -> None:
+    settings(fresh=True)
+    monkeypatch.setattr(pipeline, "PATIENCE", patience)
+    with torch.no_grad():
+        rung(lambda x: torch.softmax(x, -1))(torch.randn(4, 8))
+    told = "" if patience else "rung: compiling, 1 kernel\n"
+    assert capfd.readouterr().err == told
+
+
+def test_a_notice_comes_before_the_end(capfd: pytest.CaptureFixture[str]) -> None:
+    with trace.notice("waiting", 0.01):
+        found = ""
+        while not found:
+            found = capfd.readouterr().err
+    assert found == "rung: waiting\n"
+    with trace.notice("waiting", 3600):
+        pass
+    assert not capfd.readouterr().err

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from threading import Timer
 from typing import Any
 
 
@@ -56,3 +57,19 @@ def listen() -> Iterator[list[Event]]:
         _listener.reset(token)
         if around is not None:
             around += events
+
+
+@contextmanager
+def notice(text: str, delay: float) -> Iterator[None]:
+    """One line on stderr if the enclosed code runs for more than `delay` seconds, while it runs;
+    at once if there is none left."""
+    def tell() -> None:
+        print(f"rung: {text}", file=sys.stderr, flush=True)
+
+    timer = Timer(delay, tell)
+    timer.daemon = True
+    timer.start() if delay > 0 else tell()
+    try:
+        yield
+    finally:
+        timer.cancel()
