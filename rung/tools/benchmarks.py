@@ -97,6 +97,49 @@ def step(x: torch.Tensor, norm: torch.Tensor, wq: torch.Tensor, wkv: torch.Tenso
     return torch.softmax(scores.masked_fill(late, float("-inf")), -1) @ values
 
 
+def windows(quick: bool) -> Built:
+    """Attention in shifted windows on two scales of an image, in one graph for all image sizes:
+    padding to whole windows nests `%` and `//` of the sizes."""
+    import torch
+
+    width, high, wide = 32, *((22, 26) if quick else (110, 150))
+    x = torch.randn(2, high, wide, width)
+    for axis in (1, 2):
+        torch._dynamo.maybe_mark_dynamic(x, axis)
+    first, merge, last = (torch.randn(a, b) * a ** -0.5 for a, b in (
+        (width, 3 * width), (4 * width, width), (width, 3 * width)))
+    return two_scales, (x, first, merge, last)
+
+
+def two_scales(x: torch.Tensor, first: torch.Tensor, merge: torch.Tensor, last: torch.Tensor
+               ) -> torch.Tensor:
+    """Attention in windows, pixels merged in fours, attention in windows again."""
+    import torch
+    from torch.nn import functional as F
+
+    x = shifted_windows(x, first)
+    x = F.pad(x, (0, 0, 0, x.shape[2] % 2, 0, x.shape[1] % 2))
+    x = torch.cat([x[:, i::2, j::2] for j in (0, 1) for i in (0, 1)], -1) @ merge
+    return shifted_windows(x, last)
+
+
+def shifted_windows(x: torch.Tensor, qkv: torch.Tensor, n: int = 4, heads: int = 4
+                    ) -> torch.Tensor:
+    """Attention among the pixels of each window of n x n, of an image that is moved by n/2."""
+    import torch
+    from torch.nn import functional as F
+
+    batch, high, wide, width = x.shape
+    y = F.pad(x, (0, 0, 0, -wide % n, 0, -high % n)).roll((-n // 2, -n // 2), (1, 2))
+    rows, columns = y.shape[1] // n, y.shape[2] // n
+    y = y.view(batch, rows, n, columns, n, width).transpose(2, 3).reshape(-1, n * n, width)
+    q, k, v = (y @ qkv).view(-1, n * n, 3, heads, width // heads).permute(2, 0, 3, 1, 4)
+    y = torch.softmax(q @ k.mT, -1) @ v
+    y = y.transpose(1, 2).reshape(batch, rows, columns, n, n, width).transpose(2, 3)
+    y = y.reshape(batch, rows * n, columns * n, width).roll((n // 2, n // 2), (1, 2))
+    return x + y[:, :high, :wide]
+
+
 @dataclass(frozen=True)
 class Variant:
     """A model of `models`, its batch (0: its own) and its type of floating-point numbers."""
@@ -188,6 +231,7 @@ BENCHMARKS = (
     Benchmark("softmax", "softmax over rows, 512 x 2048", softmax),
     Benchmark("colsum", "column sum, 4096 x 4096", colsum),
     Benchmark("cache_step", "one token against a KV cache of 1024", cache_step),
+    Benchmark("windows", "attention in shifted windows, one graph for all image sizes", windows),
     *_of_models("float32", "models"),
     *_of_models("bfloat16", "bf16"),
     *(Benchmark(v.name, f"{v}, forward", forward(v), group="timm") for v in (
