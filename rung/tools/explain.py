@@ -188,7 +188,9 @@ def _each_kernel(reached: Reached) -> Iterator[str]:
         cost = least[kernel.name]
         if kernel.name in full:
             yield f"  kernel {kernel.name}{calls}"
-            yield from (f"    from {x}" for x in describe(sites_of(loop, kernel)))
+            most = () if reached.whole else (2, 1)  # lines, and modules of each
+            rows = describe(sites_of(loop, kernel), *most)
+            yield from (f"    from {x}".replace("from and ", "and ") for x in rows)
             yield from _levels(kernel, reached)
             yield f"    {roofline(cost)}"
             yield from _mapping(kernel.name, _mapped(kernel, reached), reached)

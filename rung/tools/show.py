@@ -193,8 +193,9 @@ def index(module: Module) -> list[str]:
         lines = dict.fromkeys((o.line.rpartition("/")[2], o.code) for o in found)
         first = "  ".join(next(iter(lines), ()))
         more = f" and {len(lines) - 1} more" if len(lines) > 1 else ""
-        cut = "..." if len(first) > 60 else ""
-        rows.append(f"{len(ops):4} x {name:<{wide}}  {first[:60]}{cut}{more}")
+        row = f"{len(ops):4} x {name:<{wide}}  {first}"
+        most = 96 - len(more)
+        rows.append(row[:most] + "..." * (len(row) > most) + more)
     return rows
 
 
@@ -291,18 +292,20 @@ def sites_of(module: Module, kernel: Func) -> list[tuple[Origin, ...]]:
             if isinstance(op, KernelCall) and op.callee == kernel.name]
 
 
-def describe(sites: Sequence[Sequence[Origin]], most: int = 8) -> list[str]:
-    """`file:line  code  (operators)  in modules` for each line that calls of a kernel come from."""
+def describe(sites: Sequence[Sequence[Origin]], most: int = 8, paths: int = 4) -> list[str]:
+    """`file:line  code  (operators)  in modules` for each line that calls of a kernel come from, of
+    `most` lines and `paths` modules."""
     lines: dict[tuple[str, str], list[Origin]] = {}
     for origin in (o for site in sites for o in site):
         lines.setdefault((short(origin.line), origin.code), []).append(origin)
     rows = [f"{line or '(no line)'}  {code}  ({', '.join(dict.fromkeys(o.target for o in found))})"
-            .replace("    ", " ") + _modules(dict.fromkeys(o.module for o in found if o.module))
+            .replace("    ", " ") + _modules(
+                dict.fromkeys(o.module for o in found if o.module), paths)
             for (line, code), found in lines.items()]
     return rows if len(rows) <= most else [*rows[:most], f"and {len(rows) - most} lines more"]
 
 
-def _modules(paths: Mapping[str, None], most: int = 4) -> str:
+def _modules(paths: Mapping[str, None], most: int) -> str:
     """`  in stages.0.act, stages.1.act` of the modules that ran."""
     more = f" and {len(paths) - most} more" if len(paths) > most else ""
     return f"  in {', '.join(list(paths)[:most])}{more}" if paths else ""
