@@ -77,6 +77,16 @@ def test_rounding_is_no_fault() -> None:
     assert fine, text
 
 
+def test_nor_is_it_where_every_pass_is_checked(settings: Callable[..., None]) -> None:
+    settings(check=True)
+    torch.manual_seed(0)
+    net, x = Healthy().eval(), torch.randn(1, 16, 8, 8)
+    compiled = torch.compile(net, backend=backend.rung, fullgraph=True,
+                             options={"strict": True, "target": "cpu.base"})
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), net(x), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", ["loop.fuse", "loop.canonical"])
 def test_a_bug_in_a_network_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
