@@ -85,6 +85,23 @@ def test_what_a_broken_compiler_left_is_built_anew(cache: Path, settings: Callab
     assert build.build(source, "cpu.base") == bad and bad.read_bytes() == library.read_bytes()
 
 
+def test_a_warm_cache_needs_no_compiler(cache: Path, caplog: pytest.LogCaptureFixture,
+                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    run_two_graphs()
+    torch._dynamo.reset()
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(build, "find_spec", lambda _: None)
+    build._compiler.cache_clear()
+    with caplog.at_level(logging.WARNING, "rung"):
+        run_two_graphs()
+        assert not told(caplog)
+        torch.compile(lambda x: double(x) - 1, backend="rung")(torch.ones(8))
+    (message,) = told(caplog)
+    assert "no C compiler was found" in message
+    monkeypatch.undo()
+    build._compiler.cache_clear()
+
+
 # --- folders
 
 def test_a_cache_that_is_read_only_is_read(cache: Path, monkeypatch: pytest.MonkeyPatch,

@@ -7,6 +7,7 @@ keeps it, so that processes that build the same library at the same time do no h
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import shlex
 import shutil
@@ -29,6 +30,7 @@ from rung.targets.cpu.machine import FLAGS
 COMMON = ("-std=gnu11", "-O2", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off",
           "-shared", "-fPIC", "-Wno-psabi", "-Wno-unknown-warning-option")
 KIND = "cpu"  # the cache's folder
+RECORD = "compiler", "last.json"  # the entry that says which compiler fills the cache
 ROOM = 4 << 20  # bytes that compiling needs at least
 NO_COMPILER = """no C compiler was found: set RUNG_CC, or install one
   Debian and Ubuntu: apt-get install gcc
@@ -43,12 +45,12 @@ def build(sources: Sequence[str], machine: str) -> Path:
 
 def command_for(machine: str) -> tuple[str, ...]:
     """The compiler and its flags for a CPU of this name."""
-    return (*compiler(), *COMMON, *FLAGS[machine], *(("-fopenmp",) if openmp() else ()))
+    return (*_known()[0], *COMMON, *FLAGS[machine], *(("-fopenmp",) if openmp() else ()))
 
 
 def build_extension(source: str, headers: Path) -> Path:
     """The library of an extension module of the Python whose headers these are."""
-    return _library([source], (*compiler(), *COMMON, f"-I{headers}"), ())
+    return _library([source], (*_known()[0], *COMMON, f"-I{headers}"), ())
 
 
 def _library(sources: Sequence[str], command: Sequence[str], libraries: Sequence[str]) -> Path:
@@ -97,6 +99,27 @@ def compiler() -> tuple[str, ...]:
     return _compiler(Settings.from_environment().cc)
 
 
+def _known() -> tuple[tuple[str, ...], str]:
+    """The compiler's command and version; on a machine without one, as in an image that has a warm
+    cache, those of the compiler that filled the cache."""
+    try:
+        return compiler(), _version(compiler())
+    except TargetCompileError:
+        entry = store.find(*RECORD)
+        if entry is None:
+            raise
+        command, version = json.loads(entry.content)
+        return tuple(command), version
+
+
+def _record() -> None:
+    """Keep which compiler fills the cache."""
+    content = json.dumps(_known()).encode()
+    with suppress(OSError):
+        if (entry := store.find(*RECORD)) is None or entry.content != content:
+            store.write(*RECORD, content)
+
+
 @cache
 def _compiler(asked: str) -> tuple[str, ...]:
     words = tuple(shlex.split(asked))
@@ -115,7 +138,7 @@ def _compiler(asked: str) -> tuple[str, ...]:
 
 def version() -> str:
     """What the compiler says that it is."""
-    return _version(compiler())
+    return _known()[1]
 
 
 @cache
@@ -150,9 +173,11 @@ def _compile(sources: Sequence[str], command: Sequence[str], libraries: Sequence
              name: str) -> Path:
     """Where the library lies after it was made. Where none can be made here, the error is the same
     for every source."""
+    compiler()
     try:
         path, why = _loadable(store.write(KIND, name, _made(sources, command, libraries)))
         if path:
+            _record()
             return path
         why = f"a compiled library cannot be loaded: {why}"
     except _Refused as refused:
