@@ -12,8 +12,7 @@ from typing import Any
 import torch
 
 from rung.core.origins import Origin
-from rung.frontends.torch.calls import callee
-from rung.frontends.torch.compat import PROFILER, is_profiled, recorded
+from rung.frontends.torch.calls import PROFILER, callee, is_profiled, recorded
 from rung.runtime.host import HELPERS, Code
 from rung.runtime.tensors import empty, refusal
 from rung.targets.base import Launch, Target

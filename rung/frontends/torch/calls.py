@@ -13,6 +13,9 @@ import torch
 from rung.core.expr import Expr
 from rung.core.op import Value
 from rung.core.types import DType, TensorType, dtype_of, shape_of
+from rung.frontends.torch.compat import PROFILER as PROFILER
+from rung.frontends.torch.compat import is_profiled as is_profiled
+from rung.frontends.torch.compat import recorded as recorded
 from rung.frontends.torch.higher import APPLY
 from rung.frontends.torch.importer import TORCH_DTYPES
 from rung.program.ir import Call, Composite
