@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch._guards import TracingContext, tracing
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from rung.frontends.torch.compat import has_no_memory
 from rung.targets.cpu import glue
 
 Fn = Callable[..., Any]
@@ -93,6 +95,18 @@ def test_wrappers_of_fake_tensors() -> None:
         x = TwoTensor(torch.zeros(3), torch.ones(3))
     y = f(x)
     assert isinstance(y, TwoTensor) and isinstance(y.a, FakeTensor)
+
+
+def test_fake_tensors_that_stand_for_others() -> None:
+    """Dynamo's splitter for data-parallel training compiles with fake arguments."""
+    mode = FakeTensorMode()
+    with mode:
+        x = torch.ones(3)
+    context = TracingContext(mode)
+    with tracing(context):
+        assert has_no_memory(x)
+        context.fakify_first_call = True
+        assert not has_no_memory(x) and has_no_memory(torch._efficientzerotensor(3))
 
 
 def test_functional_tensors() -> None:

@@ -92,8 +92,7 @@ def compile_graphs(gm: fx.GraphModule, example_inputs: Sequence[Any], forward: C
             gm, example_inputs, fw_compiler=first, bw_compiler=later,
             inference_compiler=infer, partition_fn=partition,
             decompositions=dict(decompositions), keep_inference_input_mutations=True)
-    context = TracingContext.try_get()
-    if context and context.fakify_first_call:  # the wrapper answers a first call without data
+    if is_splitting():  # the wrapper answers a first call without data
         alone.clear()
     if alone and isinstance(gm, fx.GraphModule):
         return alone[0]
@@ -289,12 +288,19 @@ def is_backward(gm: fx.GraphModule) -> bool:
 
 
 def has_no_memory(x: Any) -> bool:
-    """Whether there is nothing where an argument lies, or where one that it is made of does."""
+    """Whether there is nothing where an argument lies, or where one that it is made of does; for
+    Dynamo's splitter, fake ones only stand for those of the calls."""
     wrapper: Any = is_traceable_wrapper_subclass(x)
     if wrapper:
         return any(has_no_memory(getattr(x, name)) for name in x.__tensor_flatten__()[0])
-    return is_only_zeros(x) or isinstance(x, FakeTensor) or (
+    return is_only_zeros(x) or (isinstance(x, FakeTensor) and not is_splitting()) or (
         isinstance(x, torch.Tensor) and torch._is_functional_tensor(x))
+
+
+def is_splitting() -> bool:
+    """Whether Dynamo's splitter for data-parallel training compiles a part of a graph."""
+    context = TracingContext.try_get()
+    return context is not None and bool(context.fakify_first_call)
 
 
 def is_only_zeros(x: object) -> TypeGuard[torch.Tensor]:
