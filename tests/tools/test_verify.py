@@ -196,6 +196,14 @@ def test_an_argument_called_as_memory_that_nobody_wrote_is_read() -> None:
     assert found and torch.equal(found[0], torch.arange(3.0) + 1)
 
 
+def test_an_overflow_of_eagers_excuses_nothing_else() -> None:
+    exact, eager = np.array([1.0, 1e5, 3.0]), np.array([1.0, np.inf, 3.0])
+    reference = judge.Reference(lambda: [exact], lambda: [[eager]])
+    (found,) = judge.wrong([eager * [1, 1, 2]], [eager], 1e-2, reference)
+    assert found.error == 3.0
+    assert not list(judge.wrong([eager * 1.001], [eager], 1e-2, reference))
+
+
 def test_integers_are_compared_exactly() -> None:
     far, near, off = np.array([10 ** 6, 0]), np.array([1.0]), np.array([1, 0])
     assert judge.difference([far, near], [far + off, near], 0.01)
