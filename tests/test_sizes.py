@@ -14,6 +14,7 @@ from torch._dynamo.utils import counters
 from torch.nn import functional as F
 
 from rung.core import trace
+from rung.frontends.torch import backend, compat
 
 Calls = Sequence[Sequence[Any]]
 
@@ -222,3 +223,83 @@ def test_nested_tensors() -> None:
     for a, b in zip(found.unbind(), rows.unbind(), strict=True):
         torch.testing.assert_close(a, (b * 2).sin())
     assert "compiled" in {e.kind for e in events}
+
+
+# ---- strides, those of dimensions of size 1 too
+LAYOUTS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], torch.Tensor]] = {
+    "channels last": (lambda a: a + 1, torch.randn(1, 4, 3, 5).to(
+        memory_format=torch.channels_last)),
+    "one channel": (lambda a: a.relu(), torch.randn(2, 1, 3, 5).to(
+        memory_format=torch.channels_last)),
+    "one row": (lambda a: a.exp(), torch.randn(2, 4, 1, 5).to(memory_format=torch.channels_last)),
+    "three dimensions": (lambda a: a - 1, torch.randn(1, 2, 3, 4, 5).to(
+        memory_format=torch.channels_last_3d)),
+    "transposed": (lambda a: a * 2, torch.randn(1, 5, 3).transpose(1, 2)),
+    "a row": (lambda a: a * 3, torch.randn(5, 1).t()),
+    "a column": (lambda a: a * 3, torch.randn(1, 5).t()),
+    "a batch that became 1": (lambda a: a + 2, torch.randn(3, 1, 5).transpose(0, 1)),
+    "a part": (lambda a: a[:, :1] * 2, torch.randn(4, 6).t()),
+    "a part of rows": (lambda a: a[1:2, :, ::2] + 1, torch.randn(3, 4, 6)),
+    "joined": (lambda a: torch.cat([a, a], 1), torch.randn(1, 4, 3, 5).to(
+        memory_format=torch.channels_last)),
+    "stacked": (lambda a: torch.stack([a, a], 1) + 1, torch.randn(1, 3, 4).transpose(1, 2)),
+    "heads": (lambda a: a.view(1, 8, 2, 4).transpose(1, 2) * 0.5, torch.randn(1, 8, 8)),
+    "one head": (lambda a: a.view(2, 8, 1, 4).transpose(1, 2).sin(), torch.randn(2, 8, 4)),
+    "heads as they are": (lambda a: (a * 2).view(1, 8, 2, 4).transpose(1, 2),
+                          torch.randn(1, 8, 8)),
+    "scores": (lambda a: (a @ a.transpose(1, 2)).softmax(-1).transpose(0, 1),
+               torch.randn(1, 4, 3)),
+    "kept sums": (lambda a: a.sum(1, keepdim=True), torch.randn(4, 5, 6).permute(2, 0, 1)),
+    "maxima": (lambda a: a.amax((2, 3), keepdim=True), torch.randn(2, 4, 3, 5).to(
+        memory_format=torch.channels_last)),
+    "permuted": (lambda a: (a + 1).permute(2, 0, 1), torch.randn(1, 5, 3)),
+    "spread": (lambda a: a[:, None] * a[None], torch.randn(5, 1).t()),
+    "a convolution": (lambda a: torch.conv2d(a, torch.ones(2, 4, 1, 1)).relu(),
+                      torch.randn(1, 4, 3, 5).to(memory_format=torch.channels_last)),
+    "a norm": (lambda a: torch.layer_norm(a, a.shape[-1:]), torch.randn(3, 1, 5).transpose(0, 1)),
+    "a number": (lambda a: a.sum().reshape(1, 1).t(), torch.randn(2, 2)),
+    "nothing": (lambda a: a.unsqueeze(1) * 1.5, torch.randn(3, 1, 4).transpose(0, 2)),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("grad", [False, True])
+def test_strides_are_eagers_in_all_dimensions(monkeypatch: pytest.MonkeyPatch, dynamic: bool,
+                                              grad: bool) -> None:
+    """As torch states them while it traces, or as AOTAutograd alone leaves them where these differ;
+    gradients are laid out as their parameters."""
+    def all_of(*xs: torch.Tensor) -> list[torch.Tensor]:
+        return [f(x) for (f, _), x in zip(LAYOUTS.values(), xs, strict=True)]
+
+    def strides(run: Callable[..., Any]) -> list[tuple[int, ...]]:
+        torch._dynamo.reset()
+        xs = [x.detach().requires_grad_(grad) for _, x in LAYOUTS.values()]
+        outs = run(*xs)
+        grads = torch.autograd.grad([y.sum() for y in outs], xs) if grad else ()
+        return [y.stride() for y in (*outs, *grads)]
+
+    def noted(gm: torch.fx.GraphModule, *args: Any, **named: Any) -> Any:
+        results = [n.meta["val"] for n in gm.graph.output_node().args[0] if n is not None]
+        of = [[compat.expected(n) for n in x.stride()] if isinstance(x, torch.Tensor) else []
+              for x in results]
+        told.extend(map(tuple, of[:len(LAYOUTS)]))
+        return compile_graph(gm, *args, **named)
+    told, compile_graph = list[tuple[int, ...]](), backend.compile_graph
+    monkeypatch.setattr(backend, "compile_graph", noted)
+    ours = strides(rung(all_of, dynamic=dynamic))
+    theirs = strides(torch.compile(all_of, backend="aot_eager", dynamic=dynamic))
+    names = [*LAYOUTS, *(f"gradient of {name}" for name in LAYOUTS)]
+    wrong = {name: found for name, *found in zip(names, ours, told, theirs, strict=False)
+             if found[0] not in found[1:]}
+    assert wrong == {} and len(ours) == len(told)
+
+
+def test_results_are_guarded_as_eagers() -> None:
+    """A second function is not compiled again for what a first one gives in place of eager."""
+    first, x = LAYOUTS["heads"]
+    given = [first(x), rung(first)(x)]
+    counters.clear()
+    run = torch.compile(lambda h: h * 2, backend="eager")
+    for h in given:
+        run(h)
+    assert counters["stats"]["unique_graphs"] == 1

@@ -23,7 +23,7 @@ from rung.core.lexer import NAME
 from rung.core.op import Block, Func, Op, Value, uses
 from rung.core.ops import Cast, Const, IndexValue, LoadBase, Map, StoreBase, Sub
 from rung.core.scalar import SCALARS
-from rung.core.types import DTYPES, DType
+from rung.core.types import DTYPES, DType, read_type
 
 if TYPE_CHECKING:
     from rung.core.parse import Parser
@@ -243,6 +243,7 @@ KINDS = {
     "Expr": Kind(lambda p, x: str(x), lambda p: p.expr()),
     "Sub": Kind(lambda p, x: p.subscript(x), lambda p: p.subscript()[0]),
     "Axis": Kind(lambda p, x: str(x), lambda p: p.name()),
+    "Type": Kind(lambda p, x: str(x), read_type, ", "),
     "str": Kind(lambda p, x: x if re.fullmatch(NAME, x, re.A) else json.dumps(x),
                 lambda p: p.word()),
     "int": Kind(lambda p, x: str(x), lambda p: p.integer()),

@@ -62,9 +62,8 @@ class Graph:
         """What a node reads, in nested blocks and by the name of a size too."""
         if isinstance(node, Piece):
             ops, read = list(walk(node.func.body)), node.args
-            shapes = [(*v.type.shape, *(v.type.strides or ()))
-                      for v in (*node.func.params, *node.func.outs)
-                      if isinstance(v.type, TensorType)]
+            types = [v.type for v in (*node.func.params, *node.func.outs)]
+            shapes = [(*t.shape, *(t.strides or ())) for t in types if isinstance(t, TensorType)]
         else:
             ops, shapes = list(walk(Block((), (node,)))), []
             read = tuple(v for op in ops for v in op.operands())

@@ -12,6 +12,7 @@ a program holds `kernel` calls. `write x <- v` is the only mutation.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -175,15 +176,45 @@ class Check(Op):
 
 @dataclass(frozen=True, eq=False)
 class Return(Op):
-    """The program's results, in order; last op of every program."""
+    """The program's results, in order; last op of every program. With `layouts` the elements of
+    each value, in the order of its memory, leave under the sizes and strides of that type."""
 
     values: tuple[Value, ...]
+    layouts: tuple[Type, ...] = ()
     keyword: ClassVar[str] = "return"
-    form: ClassVar[str] = "return {values}"
+    form: ClassVar[str] = "return {values}< as {layouts}>"
     effect: ClassVar[Effect] = Effect.ORDERED
 
+    def check(self) -> None:
+        for value, kind in self.relaid():
+            given = value.type
+            if not (isinstance(given, TensorType) and isinstance(kind, TensorType)
+                    and given.dtype == kind.dtype and len(given.shape) == len(kind.shape)
+                    and given.strides is None):
+                raise VerifyError(f"{value.name}: {given} cannot leave as {kind}")
+        if self.layouts and len(self.layouts) != len(self.values):
+            raise VerifyError("as many layouts as values, or none")
+
+    def relaid(self) -> Iterator[tuple[Value, Type]]:
+        """The values that leave under another type than their own, and that type."""
+        pairs = zip(self.values, self.layouts, strict=False)
+        return ((value, kind) for value, kind in pairs if kind != value.type)
+
     def run(self, interp: Interp, *operands: Any) -> Any:
-        return operands
+        kinds = dict(self.relaid())
+        return tuple(
+            laid_out(x, kinds[value], interp) if value in kinds else x
+            for value, x in zip(self.values, operands, strict=True))
+
+
+def laid_out(x: Any, kind: Type, interp: Interp) -> Any:
+    """The elements of `x`, in order, under the sizes and strides of a type."""
+    assert isinstance(kind, TensorType)
+    memory = np.ascontiguousarray(x)
+    shape, steps = ([int(interp.index(e)) for e in es] for es in (kind.shape, kind.strides or ()))
+    if kind.strides is None:
+        return memory.reshape(shape)
+    return np.lib.stride_tricks.as_strided(memory, shape, [n * memory.itemsize for n in steps])
 
 
 def states(op: Op) -> dict[Value, Value]:

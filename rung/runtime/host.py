@@ -109,7 +109,10 @@ class _Host:
         self.read = {v for s in plan.steps if not isinstance(s.op, Call | Return)
                      for v in s.op.operands()}
         self.needed = plan.tensors | self.behind(plan.tensors)
-        self.builder = Builder(plan, module, self.raw)
+        last = self.program.body.last
+        self.relaid = dict(last.relaid()) if isinstance(last, Return) else {}
+        self.allocated = self.leaving()
+        self.builder = Builder(plan, module, self.raw, self.type_of)
         self.names: dict[Value, str] = {}
         self.called: list[Value] = []  # results of calls that may be laid out in another way
         self.copied: list[tuple[str, str]] = []  # (mutated argument, its copy in another layout)
@@ -143,6 +146,21 @@ class _Host:
             found |= {old for new, old in zip(op.results, olds, strict=False)
                       if new in values or new in found}
         return found
+
+    def leaving(self) -> set[Value]:
+        """Results under another type than their own that are allocated so: what kernels make, and
+        read by their address alone."""
+        made = {v for s in self.plan.steps if self.native(s.op) and isinstance(s.op, KernelCall)
+                for v in s.op.results[len(s.op.updates):]}
+        other = {v for s in self.plan.steps if not self.native(s.op)
+                 and not isinstance(s.op, Return) for v in s.op.operands()}
+        return {v for v in self.relaid if v in made - other}
+
+    def type_of(self, value: Value) -> TensorType:
+        """The type as which a tensor is allocated."""
+        kind = self.relaid[value] if value in self.allocated else value.type
+        assert isinstance(kind, TensorType)
+        return kind
 
     # ---- arguments
     def inputs(self) -> None:
@@ -320,6 +338,7 @@ class _Host:
                       kind_of(p) if p in built.given else "unused" for p in params)
         returned = rest[0].op.operands() if len(rest) == 1 else ()
         if (len(rest) == 1 and set(returned) <= set(built.made) and not self.copied
+                and self.allocated.issuperset(self.relaid)
                 and not built.workspace and kinds.count("size") == len(sizes)):
             bound = self.code.stretches[built.stretch.name]
             results = tuple(map(built.made.index, returned))
@@ -370,9 +389,8 @@ class _Host:
 
     def form(self, value: Value) -> str:
         """Shape, strides and element type of a tensor, as arguments."""
-        assert isinstance(value.type, TensorType)
-        return (f"{self.tuple(value.type.shape)}, {self.tuple(strides_of(value.type))}, "
-                f"{self.dtype(value.type)}")
+        kind = self.type_of(value)
+        return f"{self.tuple(kind.shape)}, {self.tuple(strides_of(kind))}, {self.dtype(kind)}"
 
     def dtype(self, kind: TensorType) -> str:
         return str(DTYPES.get(kind.dtype) or getattr(torch, kind.dtype.name))
@@ -404,6 +422,10 @@ class _Host:
                   f"{op.error!r}, {op.message!r}, lines.get({op.node!r}, ''))")
 
     def leave(self, op: Return) -> None:
+        for value, kind in self.relaid.items():
+            if value not in self.allocated and isinstance(kind, TensorType):
+                name, sizes = self.name(value), (kind.shape, strides_of(kind))
+                self.line(f"{name} = {name}.as_strided({', '.join(map(self.tuple, sizes))}).data")
         for given, copy in self.copied:
             self.line(f"if {given} is not {copy}: {given}.copy_({copy})")
         if self.plan.workspace:

@@ -80,10 +80,12 @@ class Built:
 
 
 class Builder:
-    """Makes the stretch of a part: `raw` tells which storages lie in the workspace."""
+    """Makes the stretch of a part: `raw` tells which storages lie in the workspace,
+    `type_of` as what a tensor is allocated."""
 
-    def __init__(self, plan: Plan, module: Module, raw: Callable[[Storage], bool]):
-        self.plan, self.raw = plan, raw
+    def __init__(self, plan: Plan, module: Module, raw: Callable[[Storage], bool],
+                 type_of: Callable[[Value], TensorType]):
+        self.plan, self.raw, self.type_of = plan, raw, type_of
         self.place_in_params = {p: n for n, p in enumerate(module.main.params)}
         self.symbols = {k.name: symbols_of(k) for k in module.kernels}
 
@@ -97,7 +99,7 @@ class Builder:
         checks = [op for op in ops if isinstance(op, Check)]
         steps = tuple(self._step(op, numbers) for op in ops
                       if isinstance(op, KernelCall | Check))
-        before, after = _types(given), _types(made)
+        before, after = (tuple(map(self.type_of, values)) for values in (given, made))
         stretch = Stretch(name, before, after, self._sizes(before + after, steps), steps)
         return Built(stretch, given, made, checks, None in roots)
 
@@ -131,10 +133,6 @@ class Builder:
         found |= {s for step in steps if isinstance(step, Launched) for s in step.sizes}
         order = {p.name: n for p, n in self.place_in_params.items()}
         return tuple(sorted(found, key=lambda s: (order.get(s, len(order)), s)))
-
-
-def _types(values: Sequence[Value]) -> tuple[TensorType, ...]:
-    return tuple(v.type for v in values if isinstance(v.type, TensorType))
 
 
 def buffers(op: Op) -> tuple[Value, ...]:

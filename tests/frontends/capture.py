@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,10 @@ def run_program(func: Func, inputs: Sequence[torch.Tensor | int]) -> tuple[torch
     for param, x in zip(func.params, inputs, strict=True):
         if param.role == "mutated" and isinstance(x, torch.Tensor):
             x.copy_(oracle.to_tensor(interp.values[param], param.type))
-    values = func.body.last.operands()
+    last = func.body.last
+    assert isinstance(last, program.Return)
+    values = [replace(v, type=t) for v, t in zip(
+        last.values, last.layouts or [v.type for v in last.values], strict=True)]
     return tuple(oracle.laid_out(oracle.to_tensor(x, v.type), v, sizes)
                  for x, v in zip(out, values, strict=True))
 

@@ -85,6 +85,16 @@ def test_sizes_become_expressions() -> None:
     assert "aten.sym_size" not in shown and "[size(3*s" in shown
 
 
+def test_results_leave_with_all_their_strides() -> None:
+    last = torch.ones(1, 4, 3, 5).to(memory_format=torch.channels_last)
+    for fn, x, line in (
+            (lambda x: x + 1, last, "return add as f32[1,4,3,5] strides [60,1,20,4]"),
+            (lambda x: (x + 1, x.sum()), torch.ones(5, 1).t(), "return add, sum_1"),
+            (lambda x: (x.sum(), x.unsqueeze(0)), torch.empty_strided((1, 3), (7, 1)),
+             "return sum_1, unsqueeze as f32[], f32[1,1,3] strides [7,7,1]")):
+        assert line in text(fn, x)
+
+
 def test_constants_become_parameters() -> None:
     constant = torch.arange(3.0)
     imported = traced(lambda x: x + constant + constant, [torch.ones(3)])

@@ -106,6 +106,7 @@ class _Lowering:
         self.makers = {r: op for op in func.body.ops for r in op.results}
         self.centres = set(centres(func.body.ops))
         self.homes: dict[Value, Value] = {}
+        self.in_order: dict[tuple[Value, tuple[int, ...]], Value] = {}
         self.roots: dict[Value, Value] = {}  # of what torch's own views make: what they view
         self.inside: dict[Value, dict[Value, None]] = {}  # olds that may lie in another value
         self.bases: dict[Value, Value] = {}
@@ -125,7 +126,7 @@ class _Lowering:
                 op = op.map({v: self.operand(op, v) for v in op.operands()})
                 self.note_view(op)
             elif isinstance(op, Return):
-                op = Return(tuple(map(self.owned, op.values)))
+                op = self.leave(op)
             else:
                 op = op.map(self.new)
             self.builder.ops.append(op)
@@ -277,12 +278,18 @@ class _Lowering:
             self.exact[old] = self._call("aten.clone.default", old, value,
                                          memory_format="memory_format:torch.contiguous_format")
             return
-        emit = Emit(self.builder, (old.type,))
-        shape = [old.type.shape[n] for n in order]
-        dense = emit.remap(value, shape, lambda at: [at[order.index(n)] for n in
-                                                     range(len(order))])
         back = tuple(order.index(n) for n in range(len(order)))
-        self.exact[old] = self._call("aten.permute.default", old, dense, back)
+        self.exact[old] = self._call("aten.permute.default", old, self.ordered(old, order), back)
+
+    def ordered(self, old: Value, order: Sequence[int]) -> Value:
+        """What became of `old`, with its dimensions in this order."""
+        key, value = (old, tuple(order)), self.new[old]
+        if key not in self.in_order:
+            shape = [shape_of(old.type)[n] for n in order]
+            self.in_order[key] = value if list(order) == sorted(order) else Emit(
+                self.builder, (old.type,)).remap(value, shape, lambda at: [
+                    at[order.index(n)] for n in range(len(order))])
+        return self.in_order[key]
 
     def _call(self, target: str, old: Value, *args: Any, **named: Any) -> Value:
         """A call that gives `old` anew."""
@@ -298,6 +305,26 @@ class _Lowering:
         self.builder.ops.append(made)
         origins.derive(values, call.results)
         return values
+
+    def leave(self, op: Return) -> Return:
+        """The results; a kernel writes what no other result shares in the order of its memory."""
+        found = [self.laid_out(v, t) for v, t in zip(op.values, op.layouts, strict=False)]
+        if not found:
+            return Return(tuple(map(self.owned, op.values)))
+        values, layouts = zip(*found, strict=True)
+        relaid = any(v.type != t for v, t in found)
+        return Return(tuple(values), tuple(layouts) if relaid else ())
+
+    def laid_out(self, old: Value, kind: Type) -> tuple[Value, Type]:
+        """A result, and the type under which it leaves."""
+        base, order = self.base(old), order_of(kind) if isinstance(kind, TensorType) else None
+        if (order is not None and old in self.new and plain(self.new[old].type) == plain(kind)
+                and self.shared[base] == 1 and base not in self.func.params):
+            made = self.ordered(old, order)
+            if made.type != kind and self.owner.setdefault(self.root(made), base) is base:
+                return made, kind
+        made = self.owned(old)
+        return made, made.type
 
     def owned(self, old: Value) -> Value:
         """A result: in its layout, and sharing memory with just what torch lets it share with."""

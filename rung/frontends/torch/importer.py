@@ -31,7 +31,7 @@ from torch.utils._pytree import tree_map
 
 from rung.core import origins
 from rung.core.errors import Unsupported
-from rung.core.expr import ONE, Expr, is_size, may_be_negative, sym
+from rung.core.expr import ONE, ZERO, Expr, is_size, may_be_negative, sym
 from rung.core.op import RESERVED, Block, Func, Names, Op, Value, expressions
 from rung.core.types import BOOL, DTYPES, FLOAT, INDEX, DType, TensorType, Type, VecType, shape_of
 from rung.frontends.torch.compat import (
@@ -236,6 +236,7 @@ class _Importer:
 
     def run(self, name: str) -> Imported:
         results: tuple[Result, ...] = ()
+        exact: dict[Value, Type] = {}
         for node in self.gm.graph.nodes:
             self.computes = node.op != "placeholder"
             match node.op:
@@ -247,13 +248,19 @@ class _Importer:
                     self._function(node)
                 case "output":
                     results = tuple(self._result(x) for x in node.args[0])
+                    exact = {r: self._laid_out(r.type, x.meta["val"]) for x, r in zip(
+                        node.args[0], results, strict=True)
+                        if isinstance(r, Value) and r not in self.params}
                 case _:
                     raise Unsupported(f"fx node {node.op} {node.target}")
         if self.devices - {HOST}:
             raise Unsupported(f"tensors on {' and '.join(sorted(map(str, self.devices)))}")
         if self.promises:
             raise Unsupported("a size that is promised, but never told")
-        self.ops.append(program.Return(tuple(r for r in results if isinstance(r, Value))))
+        values = tuple(r for r in results if isinstance(r, Value))
+        layouts = tuple(exact.get(v, v.type) for v in values)
+        strided = any(isinstance(t, TensorType) and t.strides for t in layouts)
+        self.ops.append(program.Return(values, layouts if strided else ()))
         constants = tuple(self.constants.values())
         params = (*self.params, *(value for value, _ in constants))
         func = Func("program", name, params, (), Block((), tuple(self.ops)))
@@ -299,6 +306,16 @@ class _Importer:
         if isinstance(val, torch.Tensor):
             self.devices.add(val.device)
         return type_of(val, self._extent)
+
+    def _laid_out(self, kind: Type, val: Any) -> Type:
+        """The type with the strides of all dimensions, also where one of size 1 leads nowhere:
+        Dynamo guards on them too."""
+        if not isinstance(kind, TensorType) or kind.strides or ZERO in kind.shape or (
+                val.layout is not torch.strided):
+            return kind
+        strides = tuple(self._extent(n) for n in val.stride())
+        return kind if strides == contiguous_strides(kind.shape) else replace(
+            kind, strides=strides)
 
     # ---- numbers
     def _size(self, x: int | torch.SymInt) -> Expr:
