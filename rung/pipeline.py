@@ -230,7 +230,7 @@ PASSES = (
          "after fusion, which swallows most copies"),
     Pass("loop", "reinplace", lambda m, _: reinplace.reinplace(m), "exact",
          "once it is settled which kernel writes what"),
-    Pass("loop", "merge_axes", _kernels(lambda k, _: normalize.merge_axes(k)), "exact",
+    Pass("loop", "merge_axes", _kernels(lambda k, _: normalize.merge_axes(k)), "reassociates",
          "once nothing but `split` changes nests"),
     Pass("loop", "canonical", lambda m, _: canonical.canonical(m, title), "exact",
          "equal kernels are one from here on, under the name that stays"),

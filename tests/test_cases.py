@@ -6,14 +6,19 @@ compared with eager's; nothing may fall back unless the case says so.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 from agreement import agrees, outcome, rung, same
+from kernels import kernels_of
 from torch import nn
 from torch.nn import functional as F
+
+from rung.core.op import walk
+from rung.kernel.ir import For
 
 Tensors = list[torch.Tensor]
 
@@ -161,6 +166,38 @@ def test_long_sums_are_near(dim: int | None, shape: tuple[int, int]) -> None:
     x = torch.rand(shape) + 0.1
     got, exact = rung(lambda x: x.sum(dim))(x), x.double().sum(dim)
     assert float(((got - exact) / exact).abs().max()) <= 4e-7
+
+
+COUNTED = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32,
+           torch.int16, torch.int8, torch.uint8, torch.bool]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dtype", COUNTED, ids=str)
+def test_counts_over_merged_dimensions(dtype: torch.dtype, dynamic: bool) -> None:
+    """Sums of comparisons and conversions, of which gcc 12.2's vectorisers made half."""
+    def fn(x: torch.Tensor) -> Any:
+        flat = x.reshape(-1)
+        return (flat.count_nonzero(0), (flat != 0).sum(0), flat.reshape(2, -1).count_nonzero(1),
+                (x == 1).sum((0, 2)), x.to(torch.int64).sum(), x.to(torch.int64).sum((1, 2)),
+                x.to(torch.int8).sum(0), (x > 0).any(), (x > 0).all(2), (x != 0).to(x.dtype).sum())
+    run = rung(fn, dynamic=dynamic)
+    for shape in ((2, 16, 4), (2, 3, 7), (6, 41, 13), (2, 1, 64)):
+        x = torch.arange(math.prod(shape)).remainder(3).sub(1).to(dtype).reshape(shape)
+        assert all(map(torch.equal, run(x), fn(x)))
+
+
+def test_folds_run_in_vectors() -> None:
+    """Of the widest type in them that a register holds, over all dimensions that are contiguous."""
+    x = torch.randn(6, 32, 64)
+    for fn, lanes in ((torch.sum, 8), (torch.Tensor.count_nonzero, 16), (torch.amax, 16),
+                      (lambda x: x.double().amax((1, 2)), 8), (torch.argmax, 16),
+                      (lambda x: x.reshape(-1).long().sum(0), 8), (lambda x: x.sum((1, 2)), 16),
+                      (lambda x: x.mul(3).bool().all(), 16), (lambda x: x.double().norm(), 8)):
+        made = kernels_of(fn, [x], target="cpu.avx512")
+        folds = [op for k in made for op in walk(k.lowered.body) if isinstance(op, For) and op.inits
+                 and not any(isinstance(inner, For) for inner in walk(op.body))]
+        assert folds and {v.type.lanes for op in folds for v in op.inits} == {lanes}
 
 
 # ---- sizes that are not known

@@ -5,6 +5,9 @@
 
 A row is summed in lanes, whose sums are short already; here the axis is one that memory is not
 contiguous along. A length that has no fitting divisor is summed in float64. Reassociates.
+
+Counts, and other sums of narrow integers that cannot leave i32, are summed there: a vector has
+twice as many lanes of it as of i64.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from rung.core.expr import Expr
 from rung.core.op import Func, Op, Value
 from rung.core.ops import Cast
 from rung.core.scalar import MONOIDS
-from rung.core.types import F32, F64, dtype_of
+from rung.core.types import BOOL, F32, F64, I8, I16, I32, I64, U8, DType, dtype_of
 from rung.loop.emit import Copier, rebuilt
 from rung.loop.ir import Contract, Fold, Load, Scan, extents_of, op_axes, stride
 from rung.loop.normalize import split_axis
@@ -32,8 +35,21 @@ def in_blocks(func: Func) -> Func:
     """`func` with every long sum of f32 that runs across memory in blocks, or in float64."""
     for axis in dict.fromkeys(op.axis for op in long_sums(func)):
         size = block(func, axis)
-        func = split_axis(func, axis, Expr.of(size)) if size else _widened(func, axis)
-    return func
+        sums = [op for op in long_sums(func) if op.axis == axis]
+        func = split_axis(func, axis, Expr.of(size)) if size else _summed(func, sums, F64)
+    return _summed(func, _small_sums(func), I32)
+
+
+LARGEST = {BOOL: 1, U8: 255, I8: 128, I16: 1 << 15}  # what a term of a type adds at most
+
+
+def _small_sums(func: Func) -> list[Fold]:
+    """The folds that add terms of narrow types in i64, though i32 is enough for all of them."""
+    made = {r: op for op in func.body.ops for r in op.results}
+    return [op for op in func.body.ops if isinstance(op, Fold) and op.carrier == "add"
+            and op.acc is I64 and isinstance(term := made.get(op.args[0]), Cast)
+            and (op.extent.const_value or 1 << 31) * LARGEST.get(
+                dtype_of(term.x.type), 1 << 31) < 1 << 31]
 
 
 def long_sums(func: Func) -> list[Fold]:
@@ -63,23 +79,27 @@ def block(func: Func, axis: str) -> int | None:
     return next(sizes, None)
 
 
-def _widened(func: Func, axis: str) -> Func:
-    """`func` with the long sums over `axis` in float64."""
-    sums = [op for op in long_sums(func) if op.axis == axis]
-    return rebuilt(func, {}, copying=partial(_Widening, sums=sums))
+def _summed(func: Func, sums: Sequence[Fold], acc: DType) -> Func:
+    """`func` with some of its sums in another type."""
+    return rebuilt(func, {}, copying=partial(_Summing, sums=sums, acc=acc)) if sums else func
 
 
 @dataclass
-class _Widening(Copier):
-    """Copies with some sums in float64, rounded once."""
+class _Summing(Copier):
+    """Copies with some sums in another type, converted once at the end."""
 
     sums: Sequence[Fold] = ()
+    acc: DType = F64
 
     def op(self, op: Op) -> tuple[Value, ...]:
         if not (isinstance(op, Fold) and op in self.sums):
             return super().op(op)
-        wide = self.out.one(Cast(self.values[op.args[0]], F64))
-        wide = self.out.one(Fold(op.carrier, (wide,), op.axis, op.extent, F64))
+        term = self.values[op.args[0]]
+        made = next(x for x in self.out.ops if term in x.results)
+        if isinstance(made, Cast) and self.acc is I32:
+            term = made.x
+        wide = self.out.one(Cast(term, self.acc))
+        wide = self.out.one(Fold(op.carrier, (wide,), op.axis, op.extent, self.acc))
         found = (self.out.one(Cast(wide, op.acc)),)
         self.values[op.result] = found[0]
         return found

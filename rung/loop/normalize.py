@@ -6,7 +6,10 @@
 Splitting makes every subscript affine if the sizes divide; `fuse` does it at each step, so that
 no contraction runs over (h*d) for what depends on h. Merging comes last: an axis pair of which
 every buffer sees only n*i + j becomes one axis, and buffers are declared flatter (the same
-contiguous memory). Sizes may be symbolic.
+contiguous memory). Sizes may be symbolic. A fold over such a pair is one fold, which reassociates:
+
+    t = fold add x[i,j] over j 64   merge ->   s = fold add x[i] over i 4096
+    s = fold add t over i 64
 """
 
 from __future__ import annotations
@@ -15,10 +18,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
+from math import prod
 
 from rung.core.expr import ONE, ZERO, Bounds, Expr, FloorDiv, Mod, Sym, is_size, sym
-from rung.core.op import Func, Op, Value
+from rung.core.op import Func, Op, Value, uses
 from rung.core.ops import IndexValue, Sub
+from rung.core.scalar import MONOIDS
 from rung.core.types import TensorType
 from rung.loop.emit import Copier, Emitter, rebuilt, shape
 from rung.loop.ir import Contract, Fold, Load, Scan, Store, extents_of, op_axes
@@ -132,32 +137,39 @@ def flatten_buffers(func: Func) -> Func:
 def _flatten(sizes: list[Expr], subs: list[list[Sub]], bounds: Bounds) -> (
         tuple[list[Expr], list[list[Sub]]]):
     """Sizes and each access's subscripts, with dimensions dropped or melted."""
-    at = 0
-    while at < len(sizes) and len(sizes) > 1:
-        if sizes[at].is_const(1) and not any(isinstance(s[at], Value) for s in subs):
-            del sizes[at]
-            for s in subs:
-                del s[at]
-            continue
-        joined = [_joined(s[at:at + 2], sizes[at:at + 2], bounds) for s in subs]
-        if at + 1 < len(sizes) and all(e is not None for e in joined):
-            sizes[at:at + 2] = [sizes[at] * sizes[at + 1]]
-            for s, e in zip(subs, joined, strict=True):
-                assert e is not None
-                s[at:at + 2] = [e]
-            at = max(at - 1, 0)
-            continue
-        at += 1
+    kept = [n for n, size in enumerate(sizes) if not size.is_const(1)
+            or any(isinstance(s[n], Value) for s in subs)] or [0][:len(sizes)]
+    sizes, subs = [sizes[n] for n in kept], [[s[n] for n in kept] for s in subs]
+    while run := _run(sizes, subs, bounds):
+        at, end, joined = run
+        sizes[at:end] = [prod(sizes[at:end], start=ONE)]
+        for s, e in zip(subs, joined, strict=True):
+            s[at:end] = [e]
     return sizes, subs
 
 
-def _joined(pair: list[Sub], sizes: list[Expr], bounds: Bounds) -> Expr | None:
-    """Two subscripts as one without division; None when there was none, or one remains."""
-    if len(pair) < 2 or not (isinstance(pair[0], Expr) and isinstance(pair[1], Expr)):
+def _run(sizes: list[Expr], subs: list[list[Sub]], bounds: Bounds
+         ) -> tuple[int, int, list[Expr]] | None:
+    """The shortest run of dimensions that each access can subscript as one, from and to where, and
+    those subscripts."""
+    for count in range(2, len(sizes) + 1):
+        for at in range(len(sizes) - count + 1):
+            span = slice(at, at + count)
+            joined = [e for s in subs if (e := _joined(s[span], sizes[span], bounds)) is not None]
+            if len(joined) == len(subs):
+                return at, at + count, joined
+    return None
+
+
+def _joined(subs: list[Sub], sizes: list[Expr], bounds: Bounds) -> Expr | None:
+    """Subscripts as one without division; None when there was none, or one remains."""
+    plain = [s for s in subs if isinstance(s, Expr)]
+    if len(plain) < len(subs) or not any(d for s in plain for d in divisions(s)):
         return None
-    if not any(divisions(pair[0])) and not any(divisions(pair[1])):
-        return None
-    e = (pair[0] * sizes[1] + pair[1]).simplify(bounds)
+    e = plain[0]
+    for sub, size in zip(plain[1:], sizes[1:], strict=True):
+        e = e * size + sub
+    e = e.simplify(bounds)
     return None if any(divisions(e)) else e
 
 
@@ -196,10 +208,26 @@ def merge_axes(func: Func) -> Func:
 
 
 def _pairs(func: Func) -> Iterator[tuple[str, str]]:
-    """Axes in neighbouring dimensions of the first store, or in one as n*i + j."""
+    """Axes in neighbouring dimensions of the first store, or in one as n*i + j, and those that one
+    fold after the other runs over."""
     stores = [op for op in func.body.ops if isinstance(op, Store)]
     axes = [a for sub in stores[0].subs if isinstance(sub, Expr) for a in by_stride(sub)]
     yield from pairwise(axes)
+    for first, last in _chained(func).items():
+        yield first.axis, last.axis
+        yield last.axis, first.axis
+
+
+def _chained(func: Func) -> dict[Fold | Contract, Fold]:
+    """For each fold that nothing but another one of its monoid reads, that other one."""
+    readers, found = uses(func.body), dict[Fold | Contract, Fold]()
+    for op in func.body.ops:
+        if isinstance(op, Fold | Contract) and len(op.results) == 1:
+            match readers.get(op.result):
+                case [Fold(acc=op.acc) as last] if last.carrier in MONOIDS and last.carrier == (
+                        op.carrier if isinstance(op, Fold) else op.combine):
+                    found[op] = last
+    return found
 
 
 def by_stride(sub: Expr) -> list[str]:
@@ -210,25 +238,27 @@ def by_stride(sub: Expr) -> list[str]:
 
 def _merged(func: Func, outer: str, inner: str) -> Func | None:
     """The kernel with `outer`, `inner` as one axis; None when some op tells them apart."""
-    extents = extents_of(func)
-    nests = [op_axes(op) for op in func.body.ops if not isinstance(op, Load)]
+    extents, pair = extents_of(func), {outer, inner}
+    folds = {op: last for op, last in _chained(func).items() if {op.axis, last.axis} == pair}
+    last = set(folds.values())
+    nests = [op_axes(op) for op in func.body.ops if not isinstance(op, Load) and op not in last]
     if any((outer in nest) != (inner in nest) for nest in nests if nest):
         return None
-    if any(isinstance(op, Fold | Contract | Scan) and op.axis in (outer, inner)
-           for op in func.body.ops):
+    if any(isinstance(op, Fold | Contract | Scan) and op.axis in pair and not (
+            op in folds or op in last) for op in func.body.ops):
         return None
-    if any(isinstance(op, IndexValue) and {outer, inner} & op.expr.symbols()
-           for op in func.body.ops):
+    if any(isinstance(op, IndexValue) and pair & op.expr.symbols() for op in func.body.ops):
         return None
-    flat = _Flatten(func, outer, inner, extents[inner])
+    flat = _Flatten(func, outer, inner, extents[inner], folds)
     return flat.run() if flat.possible() else None
 
 
 class _Flatten:
     """Merges one pair of axes: `dims` says for each buffer which dimensions melt together."""
 
-    def __init__(self, func: Func, outer: str, inner: str, n: Expr):
-        self.func, self.outer, self.inner, self.n = func, outer, inner, n
+    def __init__(self, func: Func, outer: str, inner: str, n: Expr,
+                 folds: Mapping[Fold | Contract, Fold]):
+        self.func, self.outer, self.inner, self.n, self.folds = func, outer, inner, n, folds
         self.dims: dict[Value, int | None] = {}
 
     def possible(self) -> bool:
@@ -298,7 +328,17 @@ class _Melting(Copier):
 
     flat: _Flatten
 
+    def op(self, op: Op) -> tuple[Value, ...]:
+        if op not in self.flat.folds.values():
+            return super().op(op)
+        values = tuple(self.values[v] for v in op.operands())  # what was folded over both
+        self.values.update(zip(op.results, values, strict=True))
+        return values
+
     def _moved(self, op: Op) -> Op:
+        if isinstance(op, Fold | Contract) and op in self.flat.folds:
+            outer = self.flat.outer
+            return replace(op.map(self.values), axis=outer, extent=self.out.axes[outer])
         if not isinstance(op, Load | Store):
             return super()._moved(op)
         subs = self.melted(op)

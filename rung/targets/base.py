@@ -17,7 +17,7 @@ from rung.core.errors import LaunchError, RungError
 from rung.core.expr import ONE, Expr, is_size
 from rung.core.machine import Machine
 from rung.core.op import Func, Value, expressions, walk
-from rung.core.types import TensorType, Type
+from rung.core.types import ArrayType, TensorType, Type
 from rung.targets import TARGETS
 from rung.tile.atoms import Library
 from rung.tile.mapping import Mapping as TileMapping
@@ -155,13 +155,16 @@ def buffers_of(kernel: Func) -> tuple[Value, ...]:
     return tuple(v for v in (*kernel.params, *kernel.outs) if isinstance(v.type, TensorType))
 
 
-def strides_of(kind: TensorType) -> tuple[Expr, ...]:
-    """A tensor's strides; those of a contiguous one are as torch has them, none is 0."""
-    if kind.strides is not None or not kind.shape:
-        return kind.strides or ()
+def strides_of(kind: Type) -> tuple[Expr, ...]:
+    """Strides in elements; those of contiguous memory are as torch has them, none is 0."""
+    assert isinstance(kind, TensorType | ArrayType)
+    given = kind.strides if isinstance(kind, TensorType) else None
+    if given is not None or not kind.shape:
+        return given or ()
     strides = [ONE]
-    for size in reversed(kind.shape[1:]):
-        strides.append(strides[-1] * (ONE if size.is_const(0) else size))
+    sizes: tuple[Expr | int, ...] = kind.shape
+    for size in reversed(sizes[1:]):
+        strides.append(strides[-1] * (ONE if Expr.of(size).is_const(0) else size))
     return tuple(reversed(strides))
 
 

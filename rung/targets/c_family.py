@@ -45,10 +45,13 @@ _HEADER = """\
 #elif defined(__AVX512F__) && defined(__AVX512VL__) && defined(__AVX512DQ__) \\
     && defined(__AVX512BW__)
 #define RUNG_ISA 512
-#elif defined(__AVX2__) && defined(__FMA__)
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #define RUNG_ISA 256
 #else
-#define RUNG_ISA 0
+#define RUNG_ISA 128
+#endif
+#ifndef __has_builtin
+#define __has_builtin(name) 0
 #endif
 #pragma GCC diagnostic ignored "-Wpsabi"
 """
@@ -106,6 +109,21 @@ class Prelude:
         """0, 1, 2, ... in the lanes."""
         return self.gather(dtype, lanes, [self._literal(i, dtype) for i in range(lanes)])
 
+    def ramp(self, dtype: DType, lanes: int, base: str, run: str) -> str:
+        """base, base + run, base + 2 * run, ..."""
+        start, step = self.splat(dtype, lanes, base), self.splat(dtype, lanes, run)
+        apart = self.call("mul", dtype, lanes, [step, self.iota(dtype, lanes)])
+        return self.call("add", dtype, lanes, [start, apart])
+
+    def signs(self, lanes: int, base: str, run: int) -> str:
+        """Whether those are >= 0, in lanes of 32 bits: far from 0 all of them have one sign."""
+        reach = abs(run) * lanes
+        if reach > 1 << 30:
+            return ""
+        near = self.call("within", I64, 1, [base, str(reach)])
+        return self.call("ge", I32, lanes, [self.ramp(I32, lanes, near, str(run)),
+                                            self.constant(0, I32, lanes)])
+
     def gather(self, dtype: DType, lanes: int, elements: Sequence[str]) -> str:
         """The vector of scalar `elements`."""
         if lanes == 1:
@@ -141,11 +159,7 @@ class Prelude:
         """Inline where the comparison's own lanes are those of a bool, else converted to them."""
         text = f"({args[0]} {_INFIX[fn]} {args[1]})"
         size = 4 if dtype == BOOL else dtype.bytes
-        if lanes == 1 or size == 4:
-            return text
-        if size == 8:
-            return f"{self._helper(fn, dtype, lanes)}({', '.join(args)})"
-        return self._convert("i8" if size == 1 else "i16", "i32", lanes, text)
+        return text if lanes == 1 else self._convert(f"i{8 * size}", "i32", lanes, text)
 
     def cast(self, src: DType, dst: DType, lanes: int, arg: str) -> str:
         """The conversion of `rung.core.scalar.cast`."""
@@ -181,8 +195,8 @@ class Prelude:
             arg = self._convert(src, "i32" if _BYTES[src] == 8 else "i16", lanes, arg)
         if src == dst:
             return arg
-        if (src, dst) == ("f32", "f64"):
-            return f"{self._helper('widen_f32', F64, lanes)}({arg})"
+        if f"{src}_to_{dst}" in self.helpers:
+            return f"{self._helper(f'{src}_to_{dst}', DTYPES[dst], lanes)}({arg})"
         return f"__builtin_convertvector({arg}, {self._element(dst, lanes)})"
 
     def reduce(self, monoid: str, dtype: DType, lanes: int, value: str) -> str:
@@ -345,11 +359,15 @@ class Prelude:
             one = self._helper(name, dtype, 1)
             body = (f"{helper.result} r;\n  for (int i = 0; i < {lanes}; i++) "
                     f"r[i] = {one}({args});\n  return r;")
-        for bits, isa, expression in helper.atoms:
-            if bits == dtype.bits * lanes and dtype.name in ("f32", "f64", "i32"):
-                body = body[1:] if body.startswith("\n") else "  " + body
-                return f"\n#if RUNG_ISA >= {isa}\n  return {expression};\n#else\n{body}\n#endif"
-        return body
+        choices = [(f"RUNG_ISA >= {isa}", text) for bits, isa, text in helper.atoms
+                   if bits == dtype.bits * lanes and dtype in (F32, F64, I32, I64)]
+        if helper.portable:
+            choices.append((f"__has_builtin({helper.portable.partition('(')[0]})", helper.portable))
+        if not choices:
+            return body
+        body = body[1:] if body.startswith("\n") else "  " + body
+        tests = "\n#el".join(f"if {test}\n  return {text};" for test, text in choices)
+        return f"\n#{tests}\n#else\n{body}\n#endif"
 
     def _expand(self, text: str, dtype: DType, lanes: int) -> str:
         """Replace the `$` names of a helper's text (see `c_math`)."""

@@ -19,6 +19,8 @@ class Helper:
     """A function of `params`. Without `vector`, a vector is a loop over lanes of the scalar.
 
     `atoms` maps a width in bits to an expression in x86 builtins of gcc; `$S` is `ps` or `pd`.
+    `portable` is clang's builtin for vectors of any width. No compiler makes instructions of a loop
+    over lanes by itself: its vectorisers are off.
     """
 
     params: str
@@ -26,6 +28,7 @@ class Helper:
     vector: str | None = None
     atoms: tuple[tuple[int, int, str], ...] = ()  # (bits, needed RUNG_ISA, expression)
     result: str = "$F"
+    portable: str = ""
 
 
 def _both(params: str, body: str, result: str = "$F") -> Helper:
@@ -40,16 +43,17 @@ def _horner(variable: str, coefficients: tuple[str, ...]) -> str:
     return text
 
 
-def _atoms(b512: str, b256: str, b128: str = "") -> tuple[tuple[int, int, str], ...]:
-    """The 256-bit expression serves 128 bits without its suffix, unless `b128` says otherwise."""
+def _atoms(b512: str, b256: str, least: int = 256) -> tuple[tuple[int, int, str], ...]:
+    """The 256-bit expression serves 128 bits without its suffix, from the ISA `least` on."""
     return ((512, 512, f"__builtin_ia32_{b512}"), (256, 256, f"__builtin_ia32_{b256}"),
-            (128, 256, "__builtin_ia32_" + (b128 or b256.replace("256", ""))))
+            (128, least, "__builtin_ia32_" + b256.replace("256", "")))
 
 
 def _rounding(builtin: str, mode: int) -> Helper:
     """`mode` is the instruction's immediate: direction + 8 (no inexact exception)."""
     return Helper("$F a", f"return __builtin_{builtin}$X(a);",
-                  atoms=_atoms(f"rndscale$S_mask(a, {mode}, a, -1, 4)", f"round$S256(a, {mode})"))
+                  atoms=_atoms(f"rndscale$S_mask(a, {mode}, a, -1, 4)", f"round$S256(a, {mode})"),
+                  portable=f"__builtin_elementwise_{builtin.replace('rint', 'roundeven')}(a)")
 
 
 def _extreme(name: str, symbol: str) -> dict[str, Helper]:
@@ -112,6 +116,7 @@ _CIRCLE = "$unbits(($I)(($U)$bits($sel(odd, c, s)) ^ (($U)q & 2) << 30))"
 BASIC: dict[str, Helper] = {
     "splat": Helper("$E a", "return a;", "return a - ($F){0};"),  # x - 0 is x, also for -0.0
     "splat.bool": Helper("$E a", "return a;", "return -a - ($F){0};"),
+    "within": Helper("long a, long n", "return a < -n ? -n : a > n ? n : a;", result="int"),
     "add.int": _both("$F a, $F b", "return ($F)(($U)a + ($U)b);"),  # unsigned, so that it wraps
     "sub.int": _both("$F a, $F b", "return ($F)(($U)a - ($U)b);"),
     "mul.int": _both("$F a, $F b", "return ($F)(($U)a * ($U)b);"),
@@ -154,6 +159,10 @@ BASIC: dict[str, Helper] = {
   return a * b + c;""",
         """
 #ifdef __FMA__
+#ifdef __clang__
+#pragma STDC FP_CONTRACT ON
+  return a * b + c;
+#endif
   $F r;
   for (int i = 0; i < $N; i++) r[i] = __builtin_fma$X(a[i], b[i], c[i]);
   return r;
@@ -168,7 +177,8 @@ BASIC: dict[str, Helper] = {
     "abs.int": _both("$F a", "return $sel(a < 0, ($F)(0 - ($U)a), a);"),
     "abs.u8": _both("$F a", "return a;"),
     "sqrt": Helper("$F a", "return __builtin_sqrt$X(a);", atoms=_atoms(
-        "sqrt$S512_mask(a, a, -1, 4)", "sqrt$S256(a)")),
+        "sqrt$S512_mask(a, a, -1, 4)", "sqrt$S256(a)", least=128),
+        portable="__builtin_elementwise_sqrt(a)"),
     "round": _rounding("rint", 8), "floor": _rounding("floor", 9), "ceil": _rounding("ceil", 10),
     "trunc": _rounding("trunc", 11),
 }
@@ -184,17 +194,21 @@ HALVES: dict[str, Helper] = {
   b = (b + 0x7fff + ((b >> 16) & 1)) >> 16;
   return $narrow(($U)$pick(a == a, ($I)b, $KI(0x7fc0)));""", result="$u16"),
     # The half's exponent and fraction, moved, are a float 2^112 too small.
-    "from_f16": _both("$u16 a", """$U h = $widen_u16(a), b = (h & 0x7fff) << 13;
+    "from_f16": Helper("$u16 a", _FROM_F16 := """$U h = $widen_u16(a), b = (h & 0x7fff) << 13;
   $I r = $bits($unbits(($I)b) * 0x1p112f);
   r = $pick(($I)(h & 0x7c00) == 0x7c00, ($I)(b | 0x7f800000), r);
-  return $unbits(($I)((h & 0x8000) << 16) | r);"""),
+  return $unbits(($I)((h & 0x8000) << 16) | r);""", _FROM_F16, (
+        (512, 512, "__builtin_ia32_vcvtph2ps512_mask(($i16)a, ($F){0}, -1, 4)"),
+        (256, 256, "__builtin_ia32_vcvtph2ps256(($i16)a)"))),
     # Below 2^-14 adding 0.5 rounds to the unit of denormal halves; from 65520 on it is infinity.
-    "to_f16": _both("$F a", """$I b = $bits(a) & 0x7fffffff;
+    "to_f16": Helper("$F a", _TO_F16 := """$I b = $bits(a) & 0x7fffffff;
   $I r = ($I)((($U)b + 0xfff + (($U)(b >> 13) & 1)) >> 13) - 0x1c000;
   r = $pick(b < 0x38800000, $bits($unbits(b) + 0.5f) - 0x3f000000, r);
   r = $pick(b >= 0x477ff000, $KI(0x7c00), r);
   r = $pick(a == a, r, $KI(0x7e00));
-  return $narrow(($U)(r | (($bits(a) >> 16) & 0x8000)));""", result="$u16"),
+  return $narrow(($U)(r | (($bits(a) >> 16) & 0x8000)));""", _TO_F16, (
+        (512, 512, "($u16)__builtin_ia32_vcvtps2ph512_mask(a, 0, ($i16){0}, -1)"),
+        (256, 256, "($u16)__builtin_ia32_vcvtps2ph256(a, 0)")), "$u16"),
     "pick": Helper("$I m, $I a, $I b", "return m ? a : b;", "return ((a ^ b) & m) ^ b;",
                    result="$I"),
 }
@@ -211,9 +225,27 @@ def _widening(element: str, builtin: str) -> Helper:
 
 WIDEN: dict[str, Helper] = {"widen_u8": _widening("u8", "pmovzxbd"),
                             "widen_i8": _widening("i8", "pmovsxbd"),
-                            "widen_i16": _widening("i16", "pmovsxwd"),
-                            # a loop: gcc 12 fails on __builtin_convertvector in some comparisons
-                            "widen_f32": Helper("$f32 a", "return a;")}
+                            "widen_i16": _widening("i16", "pmovsxwd")}
+
+
+def _conversion(params: str, *atoms: tuple[int, int, str]) -> Helper:
+    """For vectors of two widths, whose halves gcc converts one by one."""
+    atoms = tuple((bits, isa, f"($F)__builtin_ia32_{text}") for bits, isa, text in atoms)
+    return Helper(params, "return a;", "return __builtin_convertvector(a, $F);", atoms)
+
+
+CONVERT: dict[str, Helper] = {
+    "i32_to_i64": _conversion("$i32 a", (512, 512, "pmovsxdq512_mask(a, ($q64){0}, -1)"),
+                              (256, 256, "pmovsxdq256(a)")),
+    "i64_to_i32": _conversion("$i64 a", (256, 512, "pmovqd512_mask(($q64)a, ($F){0}, -1)")),
+    "f32_to_i64": _conversion("$f32 a", (512, 512, "cvttps2qq512_mask(a, ($q64){0}, -1, 4)")),
+    "i32_to_f64": _conversion("$i32 a", (512, 512, "cvtdq2pd512_mask(a, ($F){0}, -1)"),
+                              (256, 256, "cvtdq2pd256(a)")),
+    # a loop, where it must be: gcc 12 fails on __builtin_convertvector in some comparisons
+    "f32_to_f64": Helper("$f32 a", "return a;", portable="__builtin_convertvector(a, $F)", atoms=(
+        (512, 512, "__builtin_ia32_cvtps2pd512_mask(a, ($F){0}, -1, 4)"),
+        (256, 256, "__builtin_ia32_cvtps2pd256(a)"))),
+}
 
 _EXP_POLY = _horner("r", ("0x1.6a1f5ep-10f", "0x1.123cccp-7f", "0x1.555904p-5f", "0x1.55548ep-3f",
                           "0x1.fffffcp-2f", "1.0f", "1.0f"))
@@ -294,10 +326,4 @@ MATH: dict[str, Helper] = {
   return $sel(x == __builtin_inff(), x, r);"""),
 }
 
-_COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
-COMPARE: dict[str, Helper] = {name: Helper(
-    "$F a, $F b", f"return a {symbol} b;",
-    f"$M r;\n  for (int i = 0; i < $N; i++) r[i] = -(a[i] {symbol} b[i]);\n  return r;",
-    result="$M") for name, symbol in _COMPARISONS.items()}
-
-HELPERS: dict[str, Helper] = {**BASIC, **HALVES, **WIDEN, **MATH, **COMPARE}
+HELPERS: dict[str, Helper] = {**BASIC, **HALVES, **WIDEN, **CONVERT, **MATH}

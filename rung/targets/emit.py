@@ -18,20 +18,10 @@ from rung.core.op import Block, Effect, Func, Op, Value, uses, walk
 from rung.core.ops import Cast, Const, Map, Yield
 from rung.core.scalar import MONOIDS
 from rung.core.text import LANE
-from rung.core.types import I64, INDEX, ArrayType, TensorType, VecType, dtype_of
-from rung.kernel.ir import (
-    Alloc,
-    Barrier,
-    Combine,
-    Fill,
-    For,
-    If,
-    KernelIndex,
-    Load,
-    Store,
-    Transfer,
-)
-from rung.targets.base import buffers_of, symbols_of
+from rung.core.types import I32, I64, INDEX, ArrayType, DType, TensorType, VecType, dtype_of
+from rung.kernel import ir as kernel
+from rung.kernel.ir import Alloc, Barrier, Combine, Fill, For, If, KernelIndex, Load, Store
+from rung.targets.base import buffers_of, strides_of, symbols_of
 from rung.targets.c_family import Prelude
 
 Point = tuple[tuple[str, int], ...]  # one step of each unrolled axis
@@ -90,7 +80,7 @@ class Emitter:
                 self._if(op)
             case Alloc():
                 self._alloc(op)
-            case Transfer():
+            case kernel.Transfer():
                 self._flush_loads(op.dst)
                 self.transfer(op)
             case Barrier():
@@ -106,7 +96,7 @@ class Emitter:
     def barrier(self, op: Barrier) -> None:
         raise LoweringError("this target has no barriers")
 
-    def transfer(self, op: Transfer) -> None:
+    def transfer(self, op: kernel.Transfer) -> None:
         """A copy of a box as a nest of loops, element by element."""
         if op.group:
             raise LoweringError(f"this target has no {op.mover}")
@@ -115,7 +105,7 @@ class Emitter:
             self.line("  " * n + f"for (long {e} = 0; {e} < {extent}; {e}++)")
         self.line("  " * len(op.box) + self.moved(op))
 
-    def moved(self, op: Transfer) -> str:
+    def moved(self, op: kernel.Transfer) -> str:
         """The statement that copies one element of a box."""
         to = self._pointer(op.dst, *self.box_offset(op.dst, op.dst_at, op.box), {})
         start = self._pointer(op.src, *self.box_offset(op.src, op.src_at, op.box), {})
@@ -125,7 +115,7 @@ class Emitter:
         fill = self.p.constant(op.fill, dtype_of(op.dst.type))
         return f"*({to}) = " + (f"{cond} ? *({start}) : {fill};" if cond else f"*({start});")
 
-    def inside(self, op: Transfer) -> list[str]:
+    def inside(self, op: kernel.Transfer) -> list[str]:
         """Conditions that an element of a box is among the valid ones."""
         return [f"{element(n)} < {self.c(v)}" for n, (v, size) in
                 enumerate(zip(op.valid, op.box, strict=True))
@@ -136,7 +126,7 @@ class Emitter:
         """Offset of one element of a box, as `_offset` gives it."""
         total, values = self._offset(buf, at, {})
         lead = len(at) - len(box)
-        for n, (size, stride) in enumerate(zip(box, strides_of(buf)[lead:], strict=True)):
+        for n, (size, stride) in enumerate(zip(box, strides_of(buf.type)[lead:], strict=True)):
             total = total + (sym(element(n)) * stride if size > 1 else 0)
         return total, values
 
@@ -204,9 +194,9 @@ class Emitter:
         t = op.result.type
         assert isinstance(t, VecType)
         match op:
+            case Map("ge", (x, y)) if t.lanes > 1 and (sign := self._sign(x, y, point)):
+                return sign
             case Map():
-                if ends := self._ends_of(op, point):
-                    return self.p.span(t.lanes, *ends)
                 args = [self.get(a, point) for a in op.args]
                 scalars = [n for n, a in enumerate(op.args) if t.lanes > 1 and _lanes(a) == 1]
                 return self.p.call(op.fn, dtype_of(op.args[-1].type), t.lanes, args, scalars)
@@ -214,6 +204,9 @@ class Emitter:
                 return self.p.constant(op.value, op.dtype)
             case Fill():
                 return self.p.constant(op.value, t.dtype, t.lanes)
+            case Cast() if t.lanes > 1 and t.dtype is I32 and op.x in self.pending and isinstance(
+                    made := self.pending[op.x], KernelIndex):
+                return self._index(made.expr.subs(point), t.lanes, I32)
             case Cast():
                 return self.p.cast(dtype_of(op.x.type), op.dtype, t.lanes, self.get(op.x, point))
             case KernelIndex():
@@ -224,14 +217,6 @@ class Emitter:
                 return self._combine(op, point)
             case _:
                 raise LoweringError(f"no C for {op.keyword}")
-
-    def _ends_of(self, op: Map, point: Mapping[str, int]) -> Ends | None:
-        """The lanes where `op` is true if it compares an index, which goes up or down by one from
-        lane to lane, with 0."""
-        match op.fn, *(self.pending.get(a) for a in op.args):
-            case "ge", KernelIndex(expr) as index, Const(0) if index.lanes > 1:
-                return self._ends([expr.subs(point)])
-        return None
 
     def _ends(self, mask: Sequence[Expr]) -> Ends | None:
         """The lanes from the first to before the second are those of a mask; "" where it does not
@@ -264,16 +249,23 @@ class Emitter:
                      for p in pairs]
         return parts[0]
 
-    def _index(self, expr: Expr, lanes: int) -> str:
+    def _index(self, expr: Expr, lanes: int, dtype: DType = I64) -> str:
         run = expr.coefficient(LANE)
         if lanes == 1:
             return self.c(expr)
         if run is None:
-            return self.p.gather(I64, lanes, [self.c(expr.subs({LANE: n})) for n in range(lanes)])
-        base = self.p.splat(I64, lanes, self.c(expr.without(LANE)))
-        step = self.p.splat(I64, lanes, self.c(run))
-        iota = self.p.iota(I64, lanes)
-        return self.p.call("add", I64, lanes, [base, self.p.call("mul", I64, lanes, [step, iota])])
+            places = [self.c(expr.subs({LANE: n})) for n in range(lanes)]
+            return self.p.gather(dtype, lanes, places)
+        return self.p.ramp(dtype, lanes, self.c(expr.without(LANE)), self.c(run))
+
+    def _sign(self, at: Value, zero: Value, point: Mapping[str, int]) -> str:
+        """Whether positions in lanes are >= 0, if that is what is asked."""
+        made, other = self.pending.get(at), self.pending.get(zero)
+        if not (isinstance(made, KernelIndex) and isinstance(other, Const) and other.value == 0):
+            return ""
+        run, base = made.expr.coefficient(LANE), made.expr.subs(point).without(LANE)
+        step = run.const_value if run is not None else 0
+        return self.p.signs(made.lanes, self.c(base), step) if step else ""
 
     def c(self, expr: Expr) -> str:
         """An index expression in C."""
@@ -284,7 +276,7 @@ class Emitter:
                 ) -> tuple[Expr, list[tuple[Value, Expr]]]:
         """Linear offset in elements: an expression, and data-dependent subscripts with strides."""
         total, values = Expr.of(0), []
-        for sub, stride in zip(subs, strides_of(buf), strict=True):
+        for sub, stride in zip(subs, strides_of(buf.type), strict=True):
             if isinstance(sub, Value):
                 values.append((sub, stride))
             else:
@@ -468,7 +460,7 @@ def element(n: int) -> str:
 
 def op_writes(op: Op) -> Value | None:
     """The memory that an op writes."""
-    return op.buf if isinstance(op, Store) else op.dst if isinstance(op, Transfer) else None
+    return op.buf if isinstance(op, Store) else op.dst if isinstance(op, kernel.Transfer) else None
 
 
 def points(value: Value) -> Iterator[dict[str, int]]:
@@ -488,20 +480,6 @@ def spread(unroll: Sequence[tuple[str, int]] | dict[tuple[str, int], None]
 def label(value: Value, point: Point) -> str:
     """The variable of one member of a family."""
     return "_".join([value.name, *(str(n) for _, n in point)])
-
-
-def strides_of(buf: Value) -> tuple[Expr, ...]:
-    """Strides in elements; row-major unless the type says otherwise."""
-    t = buf.type
-    if isinstance(t, TensorType) and t.strides is not None:
-        return t.strides
-    assert isinstance(t, TensorType | ArrayType)
-    shape: tuple[Expr | int, ...] = t.shape
-    out, step = [], Expr.of(1)
-    for extent in reversed(shape):
-        out.append(step)
-        step = step * extent
-    return tuple(reversed(out))
 
 
 def _lanes(value: Value) -> int:

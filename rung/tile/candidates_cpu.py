@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from math import prod
 
 from rung.core.machine import Machine
-from rung.core.op import Func, Op, Value
-from rung.core.ops import Map
+from rung.core.op import Func, Op, Value, uses
+from rung.core.ops import Cast, IndexValue, Map
 from rung.core.scalar import SCALARS
 from rung.core.types import axes_of, dtype_of
 from rung.loop import ir as loop
@@ -94,7 +94,18 @@ def _vector_sets(shape: Shape, machine: Machine) -> Iterator[dict[str, int]]:
                 chosen.append(axis)
         if frozenset(chosen) not in seen:
             seen.add(frozenset(chosen))
-            yield {a: machine.lanes for a in chosen}
+            yield {a: _lanes(shape.kernel, a, machine) for a in chosen}
+
+
+def _lanes(kernel: Func, axis: str, machine: Machine) -> int:
+    """As many as a register holds of the widest type that varies along an axis: C compilers keep
+    wider vectors in memory. Positions that are converted or compared with 0 are made narrow."""
+    readers = uses(kernel.body)
+    widest = max((dtype_of(v.type).bytes for op in kernel.body.ops for v in op.results
+                  if axis in nest_of(op) and not (isinstance(op, IndexValue) and all(
+                      isinstance(x, Cast) or (isinstance(x, Map) and x.fn == "ge")
+                      for x in readers.get(v, ())))), default=4)
+    return max(1, machine.lanes * 4 // max(widest, 4))
 
 
 def _weights(shape: Shape) -> dict[str, float]:

@@ -137,7 +137,7 @@ def shifted_windows(x: torch.Tensor, qkv: torch.Tensor, n: int = 4, heads: int =
     y = torch.softmax(q @ k.mT, -1) @ v
     y = y.transpose(1, 2).reshape(batch, rows, columns, n, n, width).transpose(2, 3)
     y = y.reshape(batch, rows * n, columns * n, width).roll((n // 2, n // 2), (1, 2))
-    return x + y[:, :high, :wide]
+    return x.add(y[:, :high, :wide])
 
 
 @dataclass(frozen=True)

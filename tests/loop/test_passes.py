@@ -122,6 +122,34 @@ def test_contiguous_axes_merge() -> None:
         "kernel f(x: f32[4*s0,8], b: f32[8]) -> y: f32[4*s0,8]", "  y[i,k] = x[i,k] + b[k]"]
 
 
+def test_folds_over_neighbouring_axes_merge() -> None:
+    """In either order, of symbolic sizes, and with what is computed from both axes."""
+    text = ("kernel f(x: f32[4,s0,s1], w: f32[4,s0,s1]) -> y: f32[4]\n"
+            "  c = contract add mul x[i,j,k], w[i,j,k] over {first} : f32 over i,{free} acc f32\n"
+            "  s = fold add c over {last} : f32 over i acc f32\n  y[i] = s / 2.0")
+    for first, free, last in (("k s1", "j", "j s0"), ("j s0", "k", "k s1")):
+        merged = merge_axes(parse(text.format(first=first, free=free, last=last)))
+        assert body(merged) == [
+            "c = contract add mul x[i,j], w[i,j] over j s0*s1 : f32 over i acc f32",
+            "y[i] = c / 2.0"]
+
+
+@pytest.mark.parametrize("lines", [
+    "s = fold add x[i,j] * w[j] over j 8 : f32 over i acc f32\n  t = fold add s over i 4",
+    "s = fold max x[i,j] over j 8 : f32 over i acc f32\n  t = fold add s over i 4",
+    "s = fold add x[i,j] over j 8 : f32 over i acc f32\n  t = fold add s * s over i 4"])
+def test_folds_that_tell_their_axes_apart_do_not_merge(lines: str) -> None:
+    func = parse(f"kernel f(x: f32[4,8], w: f32[8]) -> y: f32[]\n  {lines} : f32 acc f32\n"
+                 "  y[] = t")
+    assert merge_axes(func) is func
+
+
+def test_a_reshape_of_three_dimensions_is_one() -> None:
+    func = parse("kernel f(x: f32[2,16,4]) -> y: f32[]\n"
+                 "  s = fold add x[i//64,(i//4)%16,i%4] over i 128 : f32 acc f32\n  y[] = s")
+    assert "x: f32[128]" in str(merge_axes(func)) and "x[i]" in str(merge_axes(func))
+
+
 def test_an_update_of_a_table_of_one_row_keeps_what_it_follows() -> None:
     func = parse("kernel f(at: i64[6], x: f32[6,4], y: f32[1,4] mutated)\n"
                  "  y[at[i],j] add= x[i,j]")

@@ -28,6 +28,7 @@ from rung.core.errors import TargetCompileError
 from rung.targets.cpu.machine import FLAGS
 
 COMMON = ("-std=gnu11", "-O2", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off",
+          "-fno-tree-vectorize", "-fno-tree-slp-vectorize",  # gcc 12.2's halve sums of conversions
           "-shared", "-fPIC", "-Wno-psabi", "-Wno-unknown-warning-option")
 KIND = "cpu"  # the cache's folder
 RECORD = "compiler", "last.json"  # the entry that says which compiler fills the cache

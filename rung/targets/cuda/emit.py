@@ -33,9 +33,10 @@ from rung.kernel.ir import (
     Transfer,
     Wait,
 )
+from rung.targets.base import strides_of
 from rung.targets.c_cuda import CudaPrelude
 from rung.targets.cuda.machine import SM90
-from rung.targets.emit import Emitter, Style, element, strides_of
+from rung.targets.emit import Emitter, Style, element
 
 STATIC = 48 << 10  # bytes of shared memory that need no attribute of the launch
 KINDS = {level.name: level.kind for level in SM90.levels}
@@ -315,9 +316,9 @@ class CudaEmitter(Emitter):
 
     def _aligned(self, op: Transfer, n: int) -> bool:
         sides = ((op.dst, op.dst_at), (op.src, op.src_at))
-        steps = [s for value, _ in sides for s in strides_of(value)[:-1]]
+        steps = [s for value, _ in sides for s in strides_of(value.type)[:-1]]
         ends = [at[-1] for _, at in sides] + [e for e in op.valid[-1:] if not _covers(e, op.box)]
-        unit = all(strides_of(value)[-1].is_const(1) for value, _ in sides)
+        unit = all(strides_of(value.type)[-1].is_const(1) for value, _ in sides)
         return unit and op.box[-1] % n == 0 and all(
             isinstance(e, Expr) and (e % n).is_const(0) for e in (*steps, *ends))
 
