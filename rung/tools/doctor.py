@@ -22,6 +22,8 @@ from rung.core.errors import RungError
 from rung.frontends.torch.compat import SUPPORTED
 from rung.targets.cpu import build
 from rung.targets.cpu.machine import MACHINES, NEEDS, features, host
+from rung.tools.fuzz.programs import Line, Program
+from rung.tools.fuzz.run import differing
 
 PYTHONS = (3, 11), (3, 13)
 
@@ -159,4 +161,35 @@ def _kernel() -> Finding:
     return Finding("kernel", "floor(x) + n compiled, ran and agreed with eager")
 
 
-CHECKS = (_python, _torch, _backend, _compiler, _openmp, _cpu, _target, _cache, _kernel)
+NUMBERS = {
+    "counts": "(a.reshape(-1) != 0).sum(0); a.count_nonzero(); (i == 0).sum(1); (b & ~b[0]).sum()",
+    "conversions": "a.to(torch.int64).sum(); (a * 9).to(torch.int8).sum(0); h.double().sum(1)",
+    "converted": "i.to(torch.int16); a.half(); h.bfloat16(); i.double(); b.float(); i.bool()",
+    "sums": "a.sum((0, 2)); a.mean(); a.double().sum(); i.sum(); h.sum(0); torch.cumsum(a, 2)",
+    "extremes": "a.amax(1); a.argmax(2); h.amin(); i.argmin(1); b.any(1); torch.minimum(a, a[0])",
+    "functions": "torch.exp(a); torch.tanh(h); torch.floor(a * 3); torch.where(b, i, -i) * 3 >> 1",
+    "products": "a @ a.mT; i // 3; i % 5; torch.softmax(a, 2); a / (a * a).mean(2, True).sqrt()",
+}
+"""What kernels are made of, of floats a[3,18,37], halves h, integers i and truths b[18,37]: sums of
+all widths and of ragged ends, and what C compilers got wrong."""
+
+
+def _numbers() -> Finding:
+    """Run kernels of all kinds, and compare them with NumPy on each rung."""
+    generator = torch.Generator().manual_seed(1)
+    a = torch.randn(3, 18, 37, generator=generator) * (torch.arange(37) % 3 != 0)
+    inputs = {"a": a, "h": a[0].half(), "i": (a[1] * 20).long(), "b": a[2] > 0}
+    names, drawn = list(NUMBERS), dict[int, Program]()
+    for n, text in enumerate(NUMBERS.values()):
+        lines = [Line(f"r{k}", x, tuple(inputs)) for k, x in enumerate(text.split("; "))]
+        drawn[n] = Program(inputs, tuple(lines), tuple(x.name for x in lines))
+    wrong = [f"{names[n]}: {what.splitlines()[0]}" for n, _, what in differing(drawn, "cpu", 1)]
+    if not wrong:
+        return Finding("numbers", f"{', '.join(names)}: kernels agree with NumPy")
+    title = (build.version().splitlines() or ["the compiler"])[0]
+    return Finding("numbers", f"{len(wrong)} of {len(names)} kinds of kernels are wrong",
+                   "\n".join([*wrong, f"{title} may compile them wrongly: use another one "
+                              "(RUNG_CC=clang, or pip install ziglang)"]))
+
+
+CHECKS = (_python, _torch, _backend, _compiler, _openmp, _cpu, _target, _cache, _kernel, _numbers)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rung.targets.cpu import build
 from rung.tools import doctor
 
 
@@ -25,6 +26,18 @@ def test_no_compiler(settings: Callable[..., None]) -> None:
     assert not well
     assert "no  compiler" in text and "no  kernel" in text
     assert "'no-such-compiler' is not on the PATH" in text
+
+
+def test_a_compiler_that_compiles_wrongly(settings: Callable[..., None], tmp_path: Path) -> None:
+    """One that takes `!=` for `>`."""
+    wrong, right = tmp_path / "cc", " ".join(build.compiler())
+    wrong.write_text('#!/bin/sh\nfor x; do case $x in *.c) sed -i "s/ != / > /g" "$x"; esac; done\n'
+                     f'exec {right} "$@"\n')
+    wrong.chmod(0o755)
+    settings(cc=str(wrong))
+    finding = doctor._numbers()
+    assert "counts: changes result" in finding.remedy and "sums: " not in finding.remedy
+    assert "may compile them wrongly" in finding.remedy
 
 
 def test_what_does_not_fit_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
