@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from rung.loop import ir as loop
 from rung.loop import simplify as loop_rules
 from rung.pipeline import PASSES
 from rung.program.ir import Module
+from rung.targets.cpu.machine import NEEDS, features
 from rung.tensor import ir as tensor
 from rung.tensor import simplify as tensor_rules
 from rung.tools.capture import capture
@@ -487,3 +489,31 @@ def test_what_is_left_of_a_variance_far_from_zero_is_eagers() -> None:
         ours, eager = (torch.autograd.grad(f(x), x)[0] for f in (compiled(torch.var), torch.var))
         torch.testing.assert_close(ours, eager)
         assert torch.equal(compiled(lambda x: x - x.mean())(x), x - x.mean())
+
+
+@pytest.mark.parametrize("target", ["cpu.avx512", "cpu.avx2", "cpu.base"])
+@pytest.mark.parametrize("k", [1024, 4096])
+def test_products_are_summed_in_blocks(target: str, k: int) -> None:
+    """Far below what one sum of all terms errs by, which is 0.4 u k."""
+    if not NEEDS[target] <= features():
+        pytest.skip(f"this CPU is no {target}")
+    torch.manual_seed(0)
+    x, w = torch.randn(48, k), torch.randn(k, 96)
+    got = torch.compile(torch.mm, backend="rung", dynamic=False, options={
+        "target": target, "strict": True})(x, w)
+    error = (got.double() - x.double() @ w.double()).square().mean().sqrt()
+    assert float(error) <= 2.0 ** -24 * math.sqrt(256 * k)
+
+
+@pytest.mark.parametrize("target", ["cpu.avx512", "cpu.avx2", "cpu.base"])
+def test_the_first_example_of_the_readme(target: str, settings: Callable[..., None]) -> None:
+    """As it is printed, assertion included, with whatever numbers it draws."""
+    if not NEEDS[target] <= features():
+        pytest.skip(f"this CPU is no {target}")
+    text = (Path(__file__).parents[1] / "README.md").read_text()
+    example = text.partition("```python\n")[2].partition("```")[0]
+    assert "assert_close" in example
+    settings(target=target)
+    for seed in range(8):
+        torch.manual_seed(seed)
+        exec(example, {})

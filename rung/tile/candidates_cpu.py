@@ -16,6 +16,7 @@ from rung.core.ops import Cast, IndexValue, Map
 from rung.core.scalar import SCALARS
 from rung.core.types import axes_of, dtype_of
 from rung.loop import ir as loop
+from rung.tile.legality import is_legal
 from rung.tile.mapping import AxisLine, Carry, Place
 from rung.tile.mapping import Mapping as TileMapping
 from rung.tile.price import known, nest_of
@@ -49,14 +50,19 @@ class Shape:
 
 def candidates(kernel: Func, machine: Machine, hints: Mapping[str, int]
                ) -> Iterator[TileMapping]:
-    """Mappings worth pricing; not all of them need be legal."""
-    shape = _shape(kernel, hints)
+    """Mappings worth pricing; not all of them need be legal. A long contraction runs in blocks
+    where it can: its sum is then as exact as a short one, and its operands stay in the caches."""
+    shape, blocks = _shape(kernel, hints), False
     for vectors in _vector_sets(shape, machine):
         for lines in _axis_lines(shape, vectors, machine):
             for places in _places(shape, lines):
                 base = TileMapping(kernel.name, machine.name, lines, places)
-                yield base
-                yield from _blocked(shape, base)
+                blocked = list(_blocked(shape, base))
+                if shape.main is not None and shape.main.axis not in vectors:
+                    blocks = blocks or any(is_legal(kernel, m, machine) for m in blocked)
+                if not (blocks and blocked):
+                    yield base
+                yield from blocked
 
 
 def _shape(kernel: Func, hints: Mapping[str, int]) -> Shape:
