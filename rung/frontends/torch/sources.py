@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sysconfig
+from functools import cache
 
 import torch
 from torch import fx
@@ -41,6 +42,7 @@ def origin_of(node: fx.Node, place: int = 0) -> Origin:
                   NUMBER.sub("", source.function), source.backward, place)
 
 
+@cache
 def _package(path: str) -> str:
     """The package that a file is of; "" for the user's own."""
     if path.startswith(TORCH):
@@ -49,6 +51,7 @@ def _package(path: str) -> str:
     return found[1] if found else "python" if path.startswith(PYTHON) else ""
 
 
+@cache
 def _module_path(path: str) -> str:
     """`stages.0` for L['self']._modules['stages']._modules['0'], what Dynamo calls a module."""
     root = ROOT.match(path)
