@@ -251,3 +251,50 @@ def test_effects_that_torch_orders() -> None:
         torch.testing.assert_close(run(torch.eye(n)), torch.eye(n) / 2)
     with pytest.raises(torch.linalg.LinAlgError):
         run(torch.zeros(4, 4))
+
+
+class Decoder(nn.Module):
+    """Attention over pixels, and two equal blocks that begin with a group norm."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.out, self.blocks = nn.Linear(width, width), nn.ModuleList(
+            nn.Sequential(nn.GroupNorm(8, width), nn.SiLU(), nn.Conv2d(width, width, 3, padding=1),
+                          nn.GroupNorm(8, width), nn.SiLU(), nn.Conv2d(width, width, 3, padding=1))
+            for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, width, *size = x.shape
+        t = x.flatten(2).transpose(1, 2).view(batch, -1, 8, width // 8).transpose(1, 2)
+        t = F.scaled_dot_product_attention(t, t, t).transpose(1, 2).reshape(batch, -1, width)
+        x = self.out(t).transpose(1, 2).reshape(batch, width, *size) + x
+        for block in self.blocks:
+            x = x + block(x)
+        return x
+
+
+@pytest.mark.parametrize("dynamic", [None, pytest.param(True, marks=pytest.mark.slow)])
+def test_norms_of_one_image_after_attention(dynamic: bool | None) -> None:
+    net = Decoder(64)
+    run = rung(net, dynamic=dynamic)
+    for batch in (1, 2):
+        x = torch.randn(batch, 64, 16, 16)
+        torch.testing.assert_close(run(x), net(x))
+
+
+NORMED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "sorted": lambda t: t.sort(1)[0],
+    "attended": lambda t: F.scaled_dot_product_attention(t[:, None], t[:, None], t[:, None])[:, 0]}
+
+
+@pytest.mark.parametrize("name", NORMED)
+@pytest.mark.parametrize("batch", [1, 2])
+def test_operators_that_refuse_a_layout(name: str, batch: int) -> None:
+    """Views of one image have other strides of its first dimension than in the trace, so that the
+    norm would take it for another layout."""
+    def fn(t: torch.Tensor) -> torch.Tensor:
+        return F.group_norm(NORMED[name](t).transpose(1, 2).reshape(batch, 8, 4, 4), 2)
+
+    x = torch.randn(batch, 16, 8)
+    run = torch.compile(fn, backend="rung", options={"strict": True, "precision": "eager"})
+    torch.testing.assert_close(run(x), fn(x))

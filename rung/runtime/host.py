@@ -33,7 +33,7 @@ import torch
 
 from rung.core import origins
 from rung.core.errors import LoweringError
-from rung.core.expr import Expr
+from rung.core.expr import ONE, Expr
 from rung.core.op import Op, Value
 from rung.core.types import BF16, F16, DType, IndexType, TensorType, dtype_of, shape_of
 from rung.frontends.torch.calls import DTYPES, fit, gives_one
@@ -108,6 +108,7 @@ class _Host:
         self.returned = set(self.program.body.last.operands())
         self.read = {v for s in plan.steps if not isinstance(s.op, Call | Return)
                      for v in s.op.operands()}
+        self.given = {v for s in plan.steps if isinstance(s.op, Call) for v in s.op.operands()}
         self.needed = plan.tensors | self.behind(plan.tensors)
         last = self.program.body.last
         self.relaid = dict(last.relaid()) if isinstance(last, Return) else {}
@@ -225,10 +226,19 @@ class _Host:
     def distrust(self) -> None:
         """A library's result may be another than torch said it would be: of another type (bf16
         statistics of a batch norm), or laid out otherwise. Kernels read it as its type says, and
-        calls that check what it is, it as it is."""
+        calls that check what it is, it as it is; others may refuse strides, of dimensions of size 1
+        too, that are not those of its type."""
         for result in self.called:
-            if result in self.read and isinstance(result.type, TensorType):
+            kind = result.type
+            if not isinstance(kind, TensorType):
+                continue
+            if result in self.read:
                 self.refit(result, self.other(result))
+            if result in self.given and strided(result) and ONE in kind.shape:
+                name = self.name(result)
+                layout = f"{self.tuple(kind.shape)}, {self.tuple(strides_of(kind))}"
+                self.line(f"if {self.layout(result)}: "
+                          f"{name} = fit({name}, {layout}, {name}.dtype).as_strided({layout})")
         self.called.clear()
 
     # ---- values

@@ -340,7 +340,7 @@ class _Lowering:
             if self.owner.setdefault(self.root(exact), base) is not base:
                 exact = self._call("aten.clone.default", old, exact)
             elif base is old and exact in self.roots:  # autograd forbids writes to some views
-                exact = self._call("aten._unsafe_view.default", old, exact, shape_of(old.type))
+                exact = self._call("aten.detach.default", old, exact)
             self.homes[old] = exact
         return self.homes[old]
 
