@@ -34,7 +34,8 @@ def test_architecture_names_every_file() -> None:
 
 
 def test_architecture_is_short() -> None:
-    assert len((ROOT / "ARCHITECTURE.md").read_text().splitlines()) <= 195  # a line for each module
+    lines = (ROOT / "ARCHITECTURE.md").read_text().splitlines()
+    assert len(lines) <= len(listed()) + 50  # a line for each module, and a page of text
 
 
 # --- README's examples: each names its library, and is run where that is installed

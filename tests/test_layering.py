@@ -48,6 +48,8 @@ ALLOWED: dict[tuple[str, str], str] = {
         "torch calls the backend, and it hands over to the list of passes",
     ("rung.frontends.torch.backend", "rung.targets.TARGETS"):
         "the names of the targets, by which it checks the user's option",
+    ("rung.runtime.code", "rung.frontends.torch.calls"):
+        "what brings a tensor into a layout is the oracle's too",
     ("rung.runtime.executable", "rung.frontends.torch.calls"):
         "it gives the names of calls in the host's code their torch overloads",
     ("rung.runtime.host", "rung.frontends.torch.calls"):

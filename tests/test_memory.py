@@ -12,7 +12,7 @@ import torch
 from test_end_to_end import rung
 from torch import nn
 
-from rung.frontends.torch import compat
+from rung.frontends.torch import observed
 from rung.runtime import pool
 from rung.tools.models import MODELS, Inputs, loss, output
 
@@ -33,7 +33,7 @@ def most(run: Callable[[], object], model: nn.Module) -> int:
     run()
     before()
     own = (*model.parameters(), *model.buffers())
-    return compat.peak_bytes(lambda: (before(), run()), before) + sum(
+    return observed.peak_bytes(lambda: (before(), run()), before) + sum(
         s.nbytes() for s in {x.data_ptr(): x.untyped_storage() for x in own}.values())
 
 

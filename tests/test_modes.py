@@ -13,6 +13,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from rung.frontends.torch import compat
 from rung.frontends.torch.compat import has_no_memory
 from rung.targets.cpu import glue
 
@@ -189,3 +190,15 @@ def test_an_assertion_about_data() -> None:
     assert torch.equal(f(torch.ones(3)), torch.full((3,), 2.0))
     with pytest.raises(RuntimeError, match="Expected Tensor with single nonzero value"):
         f(torch.zeros(3))
+
+
+def test_the_first_call_of_a_wrapped_graph_runs_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """AOTAutograd makes it under a mode of its own, which sees custom operators alone."""
+    seen, real = list[bool](), compat.is_watched
+
+    def noted() -> bool:
+        seen.append(real())
+        return seen[-1]
+    monkeypatch.setattr(compat, "is_watched", noted)
+    compiled(lambda x: x.exp() * 2)(torch.ones(3, requires_grad=True))
+    assert seen == [False]

@@ -13,7 +13,7 @@ import torch
 
 from rung.core.origins import Origin
 from rung.frontends.torch.calls import PROFILER, callee, is_profiled, recorded
-from rung.runtime.host import HELPERS, Code
+from rung.runtime.code import HELPERS, Code
 from rung.runtime.tensors import empty, refusal
 from rung.targets.base import Launch, Target
 

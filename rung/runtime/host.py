@@ -25,7 +25,6 @@ from __future__ import annotations
 import keyword
 from collections import defaultdict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
 
@@ -36,55 +35,15 @@ from rung.core.errors import LoweringError
 from rung.core.expr import ONE, Expr
 from rung.core.op import Op, Value
 from rung.core.types import BF16, F16, DType, IndexType, TensorType, dtype_of, shape_of
-from rung.frontends.torch.calls import DTYPES, fit, gives_one
+from rung.frontends.torch.calls import DTYPES, gives_one
 from rung.program import memory
 from rung.program.ir import Call, Check, KernelCall, Module, Return, Write, states
 from rung.program.memory import Step, Storage
 from rung.program.views import is_view, strided
-from rung.runtime import pool, tensors
+from rung.runtime.code import HELPERS, Bound, Code
 from rung.runtime.stretches import Builder, Built, Part, buffers, native, parts
 from rung.runtime.tensors import Site
 from rung.targets.base import Signature, Stretch, buffers_of, strides_of
-
-HELPERS = {"take": pool.take, "give": pool.give, "empty": tensors.empty, "fit": fit,
-           "leaves": tensors.leaves, "check": tensors.check, "bump": tensors.bump,
-           "address": tensors.address, "torch": torch}
-
-
-@dataclass(frozen=True)
-class Bound:
-    """A stretch as the host calls it, with what its checks raise."""
-
-    signature: Signature
-    sites: tuple[Site, ...]
-
-
-@dataclass
-class Code:
-    """Python text, and what its names stand for besides `HELPERS`: (`call`, an overload),
-    (`library`, a kernel) or (`constant`, a number). `whole` is the stretch that is all of `run`.
-    `steps` has, by lines of `run`, what the steps of the stretch there are: a kernel, or "check",
-    and the op of the imported program that it computes last, or -1."""
-
-    functions: list[str] = field(default_factory=list)
-    lines: list[str] = field(default_factory=list)
-    names: dict[str, tuple[str, Any]] = field(default_factory=dict)
-    stretches: dict[str, Bound] = field(default_factory=dict)
-    whole: str = ""
-    steps: list[tuple[int, list[tuple[str, int]]]] = field(default_factory=list)
-
-    @property
-    def text(self) -> str:
-        run = ["def run(args):", *(f"    {line}" for line in self.lines), ""]
-        return "\n".join([*self.functions, *run])
-
-    def bind(self, hint: str, kind: str, what: Any) -> str:
-        """A name for an object."""
-        name, n = hint, 1
-        while name in HELPERS or self.names.get(name, (kind, what)) != (kind, what):
-            name, n = f"{hint}_{n}", n + 1
-        self.names[name] = kind, what
-        return name
 
 
 def host_code(module: Module, constants: int = 0) -> tuple[Code, list[Stretch]]:

@@ -16,7 +16,7 @@ import torch
 from rung.core import store, trace
 from rung.core.key import structural_key
 from rung.core.op import Func
-from rung.runtime.host import Bound, Code
+from rung.runtime.code import Bound, Code
 from rung.runtime.tensors import Site
 from rung.targets.base import Signature
 

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from rung.core.errors import RungError
-from rung.frontends.torch import compat
+from rung.frontends.torch import compat, observed
 from rung.frontends.torch.backend import as_it_is, traced
 from rung.frontends.torch.importer import Imported, import_graph
 from rung.frontends.torch.sources import FRAME, TORCH
@@ -56,7 +56,7 @@ class Capture:
 
     graphs: list[Graph] = field(default_factory=list)
     breaks: list[Break] = field(default_factory=list)
-    frames: list[compat.Frame] = field(default_factory=list)
+    frames: list[observed.Frame] = field(default_factory=list)
     recompiles: list[str] = field(default_factory=list)
     first: list[Graph] = field(default_factory=list)
 
@@ -73,7 +73,7 @@ def capture(given: Given, train: bool = False, inputs: bool = False) -> Capture:
     graph's inputs where they are asked for; UserError if that fails."""
     found, stops = Capture(), list[Break]()
     torch._dynamo.reset()
-    breaks = compat.break_reasons()
+    breaks = observed.break_reasons()
 
     def backend(gm: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
         forward, inference = (partial(_record, found, inputs, kind)
@@ -90,7 +90,7 @@ def capture(given: Given, train: bool = False, inputs: bool = False) -> Capture:
             stops.append(Break(lines[-1], f"{type(error).__name__}: {why}"))
             raise
 
-    compiled, watch = compat.watched(given.function, backend, found.frames, found.recompiles)
+    compiled, watch = observed.watched(given.function, backend, found.frames, found.recompiles)
     try:
         for args in (given.args, *given.again):
             known = len(breaks)

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from rung.frontends.torch import compat
+from rung.frontends.torch import observed
 from rung.frontends.torch.backend import rung
 from rung.runtime import pool
 from rung.runtime.tensors import cloned
@@ -57,7 +57,7 @@ class Report:
 
     calls: int = 0
     failures: list[str] = field(default_factory=list)
-    frames: list[compat.Frame] = field(default_factory=list)
+    frames: list[observed.Frame] = field(default_factory=list)
     recompiles: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     peak: dict[str, int] = field(default_factory=dict)
@@ -79,7 +79,7 @@ def certify(text: str, dims: Sequence[str], machine: str = "cpu", train: bool = 
 
     def backend(gm: Any, examples: Sequence[Any]) -> Any:
         return rung(gm, examples, options={"target": machine, "strict": False})
-    compiled, watch = compat.watched(given.function, backend, report.frames, report.recompiles)
+    compiled, watch = observed.watched(given.function, backend, report.frames, report.recompiles)
     config: Any = torch._dynamo.config
     try:
         with config.patch(recompile_limit=1 << 20):  # past the limit Dynamo would run eager
@@ -264,7 +264,7 @@ def _measure(report: Report, given: Given, compiled: Function, train: bool) -> N
     try:
         report.seconds = {n: median(t) for n, t in alternate(
             {n: call(r) for n, r in runs.items()}, rounds=5, sample=5e-3).items()}
-        report.peak = {n: compat.peak_bytes(call(r), pool.clear) for n, r in runs.items()}
+        report.peak = {n: observed.peak_bytes(call(r), pool.clear) for n, r in runs.items()}
     except Exception as error:  # the largest size fails in eager too, or it was told above
         report.unmeasured = f"{type(error).__name__}: {error}"
 
@@ -274,7 +274,7 @@ def _text(report: Report, given: Given, sizes: Mapping[str, int]) -> str:
     lines = [f"{given.label}: {report.calls} calls, {wrong} wrong"]
     lines += [f"  {x}" for x in report.failures[:MOST]]
     lines += [f"  and {wrong - MOST} more"] if wrong > MOST else []
-    lines.append(f"graphs: {len(report.frames)}, recompiles: {compat.recompiled(report.frames)}")
+    lines.append(f"graphs: {len(report.frames)}, recompiles: {observed.recompiled(report.frames)}")
     lines += [f"  {x}" for x in dict.fromkeys(report.recompiles)]
     lines += [] if report.frames else ["nothing was compiled: Dynamo leaves this to eager"]
     if report.unmeasured:

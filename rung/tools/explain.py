@@ -21,7 +21,7 @@ from rung.core.cost import Bound, bound
 from rung.core.errors import RungError
 from rung.core.op import Func, walk
 from rung.core.trace import Event
-from rung.frontends.torch import compat
+from rung.frontends.torch import observed
 from rung.kernel.ir import Alloc, For
 from rung.pipeline import PASSES
 from rung.program import memory
@@ -105,7 +105,7 @@ def _graphs(found: Capture) -> Iterator[str]:
     kinds = ", ".join(f"{count} {kind}" for kind, count in
                       Counter(g.kind for g in found.graphs).items())
     yield f"graphs: {kinds or 'none'}; graph breaks: {len(found.breaks)}" + (
-        f"; recompiles: {compat.recompiled(found.frames)}" if found.recompiles else "")
+        f"; recompiles: {observed.recompiled(found.frames)}" if found.recompiles else "")
     for x in found.breaks:
         reason = [line.strip() for line in x.reason.splitlines() if line.strip()]
         yield f"  {short(x.line)}: {reason[0]}"

@@ -12,7 +12,7 @@ import torch
 from torch import fx, nn
 
 from rung.core.op import Func
-from rung.frontends.torch import compat
+from rung.frontends.torch import compat, observed
 from rung.tools.capture import Capture
 from rung.tools.flops import contractions
 from rung.tools.given import inputs_of
@@ -38,7 +38,7 @@ def functional(found: Capture) -> list[str]:
     return _each(found, "functional form", _forms)
 
 
-def _forms(frame: compat.Frame) -> str:
+def _forms(frame: observed.Frame) -> str:
     try:
         return "\n".join(f"without {removed.replace('_', ' ')}\n{code}"
                          for removed, code in frame.functional())
@@ -60,7 +60,7 @@ def _each(found: Capture, title: str, text: Any) -> list[str]:
 
 def decompositions(gm: fx.GraphModule) -> Iterator[str]:
     """Operators that torch wrote out in terms of others, with what they became."""
-    found = compat.decomposed(gm)
+    found = observed.decomposed(gm)
     yield "  decompositions that fired" if found else "  no decomposition fired"
     for name, parts in found.items():
         made = ", ".join(f"{x} x{n}" if n > 1 else x for x, n in Counter(parts).items())

@@ -180,7 +180,7 @@ def test_an_error_leaves_the_cache_alone(pipeline: OraclePipeline) -> None:
 def test_without_the_wrapper_where_it_adds_nothing(
         fn: Callable[..., Any], alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     found, real = list[Any](), compat.unboxed
-    monkeypatch.setattr(compat, "unboxed", lambda run: found.append(run) or real(run))
+    monkeypatch.setattr(compat, "unboxed", lambda *given: found.append(given) or real(*given))
     torch._dynamo.reset()
     x = torch.randn(3, 4)
     given, twin = x.clone(), x.clone()

@@ -16,7 +16,8 @@ from torch.utils._sympy.functions import CleanDiv, FloorDiv, Mod, ModularIndexin
 from rung.core.errors import Unsupported
 from rung.core.expr import is_size
 from rung.core.op import RESERVED, Effect
-from rung.frontends.torch.importer import import_graph, to_expr, type_of
+from rung.frontends.torch.importer import import_graph
+from rung.frontends.torch.types import to_expr, type_of
 
 aten = torch.ops.aten
 

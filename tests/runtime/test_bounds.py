@@ -11,7 +11,7 @@ from functions import CASES
 
 from rung import pipeline
 from rung.core.types import IndexType
-from rung.runtime import host
+from rung.runtime import code
 from rung.targets.cpu import glue
 from rung.tools.check import draw
 
@@ -49,8 +49,8 @@ def test_nothing_is_written_outside(name: str, dtype: torch.dtype,
     fence, made, lowered = Fence(), list[Any](), list[pipeline.Stages]()
     monkeypatch.setattr(glue, "glue", lambda: None)  # so that the host's own code runs
     for helper in ("empty", "take"):
-        monkeypatch.setitem(host.HELPERS, helper, getattr(fence, helper))
-    monkeypatch.setitem(host.HELPERS, "give", lambda _: None)
+        monkeypatch.setitem(code.HELPERS, helper, getattr(fence, helper))
+    monkeypatch.setitem(code.HELPERS, "give", lambda _: None)
     real = pipeline.executable
 
     def record(stages: pipeline.Stages, *rest: Any) -> Any:

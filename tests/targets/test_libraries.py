@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from rung.core import trace
 from rung.core.expr import Expr, sym
 from rung.core.types import BF16, F32, DType, TensorType
-from rung.frontends.torch import compat
+from rung.frontends.torch import observed
 from rung.runtime import pool
 from rung.targets.base import is_library, target
 from rung.targets.cpu.libraries import (
@@ -58,7 +58,7 @@ def test_the_result_of_a_library_is_not_copied(shape: tuple[int, ...]) -> None:
     compiled = torch.compile(model, backend="rung", options={"strict": True})
     with torch.no_grad(), trace.listen() as events:
         torch.testing.assert_close(compiled(x), model(x))
-        mine, eagers = (compat.peak_bytes(lambda run=run: run(x), pool.clear)
+        mine, eagers = (observed.peak_bytes(lambda run=run: run(x), pool.clear)
                         for run in (compiled, model))
     (stages,) = [e.data["stages"] for e in events if e.kind == "compiled"]
     assert any(map(is_library, stages.modules["kernel"].kernels))

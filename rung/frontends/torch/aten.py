@@ -30,11 +30,11 @@ from rung.frontends.torch.attention import ATTENTION
 from rung.frontends.torch.calls import bind, is_number, numbers, overload, refused, schema_of
 from rung.frontends.torch.emit import Emit
 from rung.frontends.torch.functions import FUNCTIONS
-from rung.frontends.torch.importer import order_of
 from rung.frontends.torch.indexing import INDEXING
 from rung.frontends.torch.norms import NORMS
 from rung.frontends.torch.pointwise import POINTWISE
 from rung.frontends.torch.reductions import COMPOSITES, REDUCTIONS
+from rung.frontends.torch.types import order_of
 from rung.frontends.torch.views import MOVES, VIEWS
 from rung.program.ir import Apply, Call, Check, Composite, Return, Write
 from rung.tensor.ir import Contract, Item, Reduce, Scan

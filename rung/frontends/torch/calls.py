@@ -17,7 +17,7 @@ from rung.frontends.torch.compat import PROFILER as PROFILER
 from rung.frontends.torch.compat import is_profiled as is_profiled
 from rung.frontends.torch.compat import recorded as recorded
 from rung.frontends.torch.higher import APPLY
-from rung.frontends.torch.importer import TORCH_DTYPES
+from rung.frontends.torch.types import TORCH_DTYPES
 from rung.program.ir import Call, Composite
 
 DTYPES = {ours: theirs for theirs, ours in TORCH_DTYPES.items()}

@@ -5,14 +5,11 @@ Nothing here may import `torch._inductor`, which is slow to load.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from itertools import accumulate
-from types import CodeType
 from typing import Any, TypeAlias, TypeGuard
 
 import torch
@@ -35,7 +32,10 @@ from torch._higher_order_ops.effects import with_effects
 from torch._ops import OperatorBase, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._python_dispatch import _disable_current_modes as untraced_values
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import (
+    _get_current_dispatch_mode_stack,
+    is_traceable_wrapper_subclass,
+)
 from torch.utils.checkpoint import CheckpointPolicy
 
 SUPPORTED = (2, 11), (2, 14)  # the first and last minor version of torch
@@ -144,8 +144,15 @@ def unread_draws() -> AbstractContextManager[object]:
     return kept
 
 
-is_watched: Callable[[], int] = torch._C._len_torch_dispatch_stack
-"""Whether a mode of torch sees each operator, or stands for it, as FakeTensorMode does."""
+ANALYSIS: Any = getattr(import_module("torch._functorch._aot_autograd.runtime_wrappers"),
+                        "_AnalyzeCustomOpInputOutputMode", ())
+"""The mode in which AOTAutograd calls a graph first, to see custom operators; () for none."""
+
+
+def is_watched() -> bool:
+    """Whether a mode of torch sees each operator, or stands for it, as FakeTensorMode does."""
+    return torch._C._len_torch_dispatch_stack() > 0 and any(
+        not isinstance(mode, ANALYSIS) for mode in _get_current_dispatch_mode_stack())
 
 
 def unboxed(run: Boxed, graph: fx.GraphModule) -> Function:
@@ -352,13 +359,6 @@ def mutable(op: OpOverload, named: dict[str, Any], bases: Sequence[torch.Tensor]
     return {name: made(info) for name, info in found.items()}
 
 
-def break_reasons() -> list[Any]:
-    """Dynamo's list of why it ended graphs, which grows; `user_stack` has the lines."""
-    output = import_module("torch._dynamo.output_graph")
-    found: list[Any] = output.graph_break_reasons
-    return found
-
-
 def is_traced() -> bool:
     """Whether TORCH_TRACE asks for structured logs."""
     logs = import_module("torch._logging._internal")
@@ -370,73 +370,6 @@ def trace_artifact(name: str, text: str) -> None:
     logs = import_module("torch._logging._internal")
     logs.trace_structured("artifact", metadata_fn=lambda: {"name": name, "encoding": "string"},
                           payload_fn=lambda: text)
-
-
-@dataclass
-class Frame:
-    """A piece of Python that Dynamo rewrote around one graph: what it looked like, and became.
-
-    `examples` are the graph's inputs as Dynamo traced them, without data where they are fake.
-    """
-
-    graph: fx.GraphModule
-    examples: Sequence[Any]
-    old: CodeType | None = None
-    new: CodeType | None = None
-    guards: list[str] = field(default_factory=list)
-
-    def read_guards(self) -> None:
-        """Note what is checked before the rewritten code runs, while Dynamo knows it."""
-        entries = import_module("torch._C._dynamo.eval_frame")._debug_get_cache_entry_list
-        found = [e for e in entries(self.old) if e.code is self.new] if self.old else []
-        lines = [line for e in found for line in str(e.guard_manager).splitlines()]
-        guards = (GUARD.match(line) for line in lines)
-        self.guards = list(dict.fromkeys(
-            g[1] for g in guards if g and not g[1].startswith("DIMENSION_DYNAMIC_MARKING")))
-
-    def functional(self) -> Iterator[tuple[str, str]]:
-        """(what is removed, code) of the graph without mutation, views kept and as copies."""
-        trace = import_module("torch.fx.experimental.proxy_tensor").make_fx
-        for removed in ("mutations", "mutations_and_views"):
-            with torch.no_grad():
-                made = trace(torch.func.functionalize(self.graph, remove=removed))(*self.examples)
-            yield removed, made.print_readable(print_output=False)
-
-
-GUARD = re.compile(r"[| ]*\+- ([A-Z_]+: .*?)(?:\s+# .*)?$")
-
-
-def watched(function: Function, backend: Function, frames: list[Frame],
-            recompiles: list[str]) -> tuple[Function, Any]:
-    """`function` compiled by `backend`, which `frames` and the reasons of `recompiles` tell about;
-    the second result has `remove`, which ends that."""
-    def noted(gm: fx.GraphModule, examples: Sequence[Any]) -> Any:
-        frames.append(Frame(gm, examples))
-        return backend(gm, examples)
-
-    def rewritten(old: CodeType, new: CodeType) -> None:
-        if frames and frames[-1].new is None:
-            frames[-1].old, frames[-1].new = old, new
-    hooks = import_module("torch._dynamo.convert_frame")
-    optimize: Any = torch._dynamo.optimize
-    compiled = optimize(
-        noted, guard_fail_fn=lambda failed: recompiles.append(str(failed.reason)))(function)
-    return compiled, hooks.register_bytecode_hook(rewritten)
-
-
-def recompiled(frames: Sequence[Frame]) -> int:
-    """How many of the frames were compiled again, as no earlier graph fitted the arguments."""
-    return len(frames) - len({f.old for f in frames})
-
-
-def decomposed(gm: fx.GraphModule) -> dict[str, list[str]]:
-    """Operators that torch wrote out in terms of others, with the operators that stand for them."""
-    found: dict[str, list[str]] = {}
-    for node in gm.graph.nodes:
-        before, after = str(node.meta.get("original_aten")), node.target
-        if before not in ("None", str(after)) and isinstance(after, torch._ops.OpOverload):
-            found.setdefault(before, []).append(str(after))
-    return found
 
 
 @dataclass(frozen=True)
@@ -472,19 +405,6 @@ def keeps_graph() -> bool:
     """Whether the running backward pass leaves its graph for another one."""
     kept: bool = torch._C._autograd._get_current_graph_task_keep_graph()
     return kept
-
-
-def peak_bytes(call: Callable[[], Any], before: Callable[[], None]) -> int:
-    """The most memory that a call held of what torch allocated for it, after `before`."""
-    call()
-    before()
-    profiler: Any = torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
-    with profiler:
-        call()
-    events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
-    held = accumulate(e.nbytes() for e in sorted(events, key=lambda e: e.start_ns()))
-    return max(held, default=0)
 
 
 PROFILER: tuple[dict[str, Any], str] = vars(torch.autograd.profiler), "_is_profiler_enabled"
