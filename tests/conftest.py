@@ -7,6 +7,7 @@ writes goldens anew instead of comparing with them.
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -25,6 +26,17 @@ from rung.core import config
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update", action="store_true", help="write goldens anew")
+
+
+@pytest.fixture(autouse=True)
+def _users_modules() -> Iterator[None]:
+    """A test that imports files of its own leaves neither them nor their folders behind."""
+    modules, path = set(sys.modules), sys.path.copy()
+    yield
+    sys.path[:] = path
+    for name in sys.modules.keys() - modules:
+        if "pytest-of-" in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
 
 
 Golden = Callable[[Path, str], None]

@@ -39,6 +39,8 @@ WHY = {
 def reason(text: str) -> str:
     """The reason as far as it is one for several graphs: without places, names and numbers."""
     first = text.removeprefix("declined: ").partition("\n")[0].partition(" at /")[0]
+    if "AOTAutograd refuses it" in first:  # with as many words as torch has errors
+        return "AOTAutograd refuses it"
     first = re.sub(r"^(Unsupported: )?(?:<[^>]*>|[\w.]+) (?=overwrites|writes|depends|takes|would)",
                    "a call ", first)
     return re.sub(r"\b[su]?\d+\b", "N", first).replace("|", "/").removeprefix("Unsupported: ")[:100]

@@ -172,6 +172,7 @@ COUNTED = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.in
            torch.int16, torch.int8, torch.uint8, torch.bool]
 
 
+@pytest.mark.report(241)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("dtype", COUNTED, ids=str)
 def test_counts_over_merged_dimensions(dtype: torch.dtype, dynamic: bool) -> None:

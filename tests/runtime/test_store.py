@@ -239,7 +239,7 @@ def process(code: str, folder: Path) -> Iterator[tuple[subprocess.Popen[str], Pa
 
 
 SCRATCH = "print(store.scratch(), flush=True); input()"
-FORKED = "import os; print(store.scratch(), flush=True); os.fork(); input()"
+FORKED = "import os; p = store.scratch(); os.fork() and print(p, flush=True); input()"
 
 
 def test_folders_of_dead_processes_alone_are_removed(tmp_path: Path) -> None:
