@@ -188,3 +188,14 @@ def test_an_assertion_about_a_number_raises() -> None:
     same(run(torch.ones(4, 2), torch.tensor(3))[0], torch.ones(3, 2) * 2)
     with pytest.raises(RuntimeError):
         run(torch.ones(4, 2), torch.tensor(5))
+
+
+def test_slices_from_where_data_say(dynamic: None) -> None:
+    """Torch asserts about the place where such a slice starts, which only the slice tells."""
+    def fn(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        k = n[0].item()
+        return x[k:k + 2] * 2
+
+    run, x = rung(fn), torch.arange(10.0)
+    for start in (3, 8, 9, 0, 10):
+        same(run(x, torch.tensor([start])), fn(x, torch.tensor([start])))

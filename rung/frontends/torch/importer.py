@@ -376,7 +376,7 @@ class _Importer:
         self.ops.append(replace(op, results=values))
         for value in values:
             origins.record(value, [origin])
-        told = [self._told(value, leaf) for value, leaf in zip(values, leaves, strict=True)]
+        told = [self._told(node, *pair) for pair in zip(values, leaves, strict=True)]
         for value, leaf, rest in zip(values, leaves, told, strict=True):
             if not getattr(op, "updates", ()) and is_promised(node, rest):
                 self._promise(node, value, leaf)
@@ -384,7 +384,7 @@ class _Importer:
         found = (v if n is None else n for n, v in zip(sizes, values, strict=True))
         self.env[node] = _like(val, found)
 
-    def _told(self, value: Value, leaf: Any) -> list[Any]:
+    def _told(self, node: fx.Node, value: Value, leaf: Any) -> list[Any]:
         """Note the sizes that a result is the first to tell; its other sizes, or its number."""
         if value.name in self.unread:
             self.unread.discard(value.name)
@@ -400,6 +400,11 @@ class _Importer:
                     continue
                 self.unread.discard(str(size))
                 self._compute(Value(str(size), INDEX), f"aten.sym_{what}.int", (value, dim))
+        start = leaf.storage_offset() if leaf.layout is torch.strided else 0
+        if "unbacked_bindings" in node.meta and isinstance(start, torch.SymInt) and (
+                name := str(self._size(start))) in self.unread:  # of a slice from where data say
+            self.unread.discard(name)
+            self._compute(Value(name, INDEX), "aten.sym_storage_offset.default", (value,))
         return rest
 
     def _promise(self, node: fx.Node, value: Value, leaf: Any) -> None:
