@@ -38,7 +38,7 @@ test-all: lint  ## with the slow tests, all of PyTorch's operator database and o
 	PYTHONPATH=tests $(PY) -m zoo
 
 sanitize: $(READY)  ## run the generated C under AddressSanitizer and UBSan, at odd sizes
-	$(PY) -m pytest -n 2 -m sanitize tests/test_sanitized.py
+	$(PY) -m pytest -n 2 -m sanitize tests/test_sanitized.py tests/test_promises.py
 
 lint: $(READY)  ## ruff and mypy --strict
 	$(PY) -m ruff check .
