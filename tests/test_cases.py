@@ -299,3 +299,16 @@ def test_operators_that_refuse_a_layout(name: str, batch: int) -> None:
     x = torch.randn(batch, 16, 8)
     run = torch.compile(fn, backend="rung", options={"strict": True, "precision": "eager"})
     torch.testing.assert_close(run(x), fn(x))
+
+
+def test_an_operator_that_moves_nothing_leaves_with_the_layout_of_its_own() -> None:
+    """Eager's roll by the whole size is contiguous, whatever its argument is."""
+    def fn(x: torch.Tensor) -> Any:
+        y = F.gelu(x)
+        return torch.roll(y, 2, 0), y, x.mT.unfold(1, 1, 1) * 2
+
+    x = torch.randn(2, 2, 7).mT
+    found, wanted = rung(fn)(x), fn(x)
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b)
+    assert [a.stride() for a in found[:2]] == [b.stride() for b in wanted[:2]]

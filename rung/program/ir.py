@@ -177,7 +177,8 @@ class Check(Op):
 @dataclass(frozen=True, eq=False)
 class Return(Op):
     """The program's results, in order; last op of every program. With `layouts` the elements of
-    each value, in the order of its memory, leave under the sizes and strides of that type."""
+    each value, in the order of its memory, leave under the sizes and strides of that type; a value
+    that has strides of its own is copied into them."""
 
     values: tuple[Value, ...]
     layouts: tuple[Type, ...] = ()
@@ -190,7 +191,7 @@ class Return(Op):
             given = value.type
             if not (isinstance(given, TensorType) and isinstance(kind, TensorType)
                     and given.dtype == kind.dtype and len(given.shape) == len(kind.shape)
-                    and given.strides is None):
+                    and (given.strides is None or given.shape == kind.shape)):
                 raise VerifyError(f"{value.name}: {given} cannot leave as {kind}")
         if self.layouts and len(self.layouts) != len(self.values):
             raise VerifyError("as many layouts as values, or none")
@@ -203,8 +204,13 @@ class Return(Op):
     def run(self, interp: Interp, *operands: Any) -> Any:
         kinds = dict(self.relaid())
         return tuple(
-            laid_out(x, kinds[value], interp) if value in kinds else x
+            laid_out(x, kinds[value], interp) if value in kinds and not strided(value) else x
             for value, x in zip(self.values, operands, strict=True))
+
+
+def strided(value: Value) -> bool:
+    """Whether a tensor lies otherwise than contiguous."""
+    return isinstance(value.type, TensorType) and value.type.strides is not None
 
 
 def laid_out(x: Any, kind: Type, interp: Interp) -> Any:

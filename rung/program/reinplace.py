@@ -31,8 +31,9 @@ from rung.program.ir import (
     Return,
     Write,
     states,
+    strided,
 )
-from rung.program.views import copy_of, is_view, source_of, strided
+from rung.program.views import copy_of, is_view, source_of
 
 Reason = str
 CLONE = "aten.clone.default"

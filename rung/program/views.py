@@ -17,7 +17,7 @@ from rung.core.op import Func, Op, Value
 from rung.core.ranges import prove_eq
 from rung.core.types import TensorType
 from rung.loop.ir import Load, Store, extents_of
-from rung.program.ir import Apply, Call, KernelCall, Module, Write, states
+from rung.program.ir import Apply, Call, KernelCall, Module, Write, states, strided
 from rung.tensor.ir import Index, axis_names, shape_of
 
 
@@ -148,8 +148,3 @@ def linear(subs: Sequence[Expr], value: Value) -> Expr:
     for sub, n in zip(subs, value.type.shape, strict=True):
         offset = offset * n + sub
     return offset
-
-
-def strided(value: Value) -> bool:
-    """Whether a tensor lies otherwise than contiguous."""
-    return isinstance(value.type, TensorType) and value.type.strides is not None

@@ -37,9 +37,9 @@ from rung.core.op import Op, Value
 from rung.core.types import BF16, F16, DType, IndexType, TensorType, dtype_of, shape_of
 from rung.frontends.torch.calls import DTYPES, gives_one
 from rung.program import memory
-from rung.program.ir import Call, Check, KernelCall, Module, Return, Write, states
+from rung.program.ir import Call, Check, KernelCall, Module, Return, Write, states, strided
 from rung.program.memory import Step, Storage
-from rung.program.views import is_view, strided
+from rung.program.views import is_view
 from rung.runtime.code import HELPERS, Bound, Code
 from rung.runtime.stretches import Builder, Built, Part, buffers, native, parts
 from rung.runtime.tensors import Site
@@ -114,7 +114,7 @@ class _Host:
                 for v in s.op.results[len(s.op.updates):]}
         other = {v for s in self.plan.steps if not self.native(s.op)
                  and not isinstance(s.op, Return) for v in s.op.operands()}
-        return {v for v in self.relaid if v in made - other}
+        return {v for v in self.relaid if v in made - other and not strided(v)}
 
     def type_of(self, value: Value) -> TensorType:
         """The type as which a tensor is allocated."""
@@ -394,7 +394,9 @@ class _Host:
         for value, kind in self.relaid.items():
             if value not in self.allocated and isinstance(kind, TensorType):
                 name, sizes = self.name(value), (kind.shape, strides_of(kind))
-                self.line(f"{name} = {name}.as_strided({', '.join(map(self.tuple, sizes))}).data")
+                layout = ", ".join(map(self.tuple, sizes))
+                self.line(f"{name} = fit({name}, {layout}, {self.dtype(kind)})" if strided(value)
+                          else f"{name} = {name}.as_strided({layout}).data")
         for given, copy in self.copied:
             self.line(f"if {given} is not {copy}: {given}.copy_({copy})")
         if self.plan.workspace:
