@@ -61,7 +61,6 @@ class Executable:
     def __call__(self, args: list[Any]) -> tuple[torch.Tensor, ...]:
         return self.run(args)
 
-
     def _raising(self, launch: Launch | None, refuse: Callable[[int, int, int], None]) -> Launch:
         """A launch of a stretch that raises what its error word says. While a profiler runs, each
         step is an event."""

@@ -19,8 +19,18 @@ from rung.core.ops import Cast, Const, Map, Yield
 from rung.core.scalar import MONOIDS
 from rung.core.text import LANE
 from rung.core.types import I32, I64, INDEX, ArrayType, DType, TensorType, VecType, dtype_of
-from rung.kernel import ir as kernel
-from rung.kernel.ir import Alloc, Barrier, Combine, Fill, For, If, KernelIndex, Load, Store
+from rung.kernel.ir import (
+    Alloc,
+    Barrier,
+    Combine,
+    Fill,
+    For,
+    If,
+    KernelIndex,
+    Load,
+    Store,
+    Transfer,
+)
 from rung.targets.base import buffers_of, strides_of, symbols_of
 from rung.targets.c_family import Prelude
 
@@ -80,7 +90,7 @@ class Emitter:
                 self._if(op)
             case Alloc():
                 self._alloc(op)
-            case kernel.Transfer():
+            case Transfer():
                 self._flush_loads(op.dst)
                 self.transfer(op)
             case Barrier():
@@ -96,7 +106,7 @@ class Emitter:
     def barrier(self, op: Barrier) -> None:
         raise LoweringError("this target has no barriers")
 
-    def transfer(self, op: kernel.Transfer) -> None:
+    def transfer(self, op: Transfer) -> None:
         """A copy of a box as a nest of loops, element by element."""
         if op.group:
             raise LoweringError(f"this target has no {op.mover}")
@@ -105,7 +115,7 @@ class Emitter:
             self.line("  " * n + f"for (long {e} = 0; {e} < {extent}; {e}++)")
         self.line("  " * len(op.box) + self.moved(op))
 
-    def moved(self, op: kernel.Transfer) -> str:
+    def moved(self, op: Transfer) -> str:
         """The statement that copies one element of a box."""
         to = self._pointer(op.dst, *self.box_offset(op.dst, op.dst_at, op.box), {})
         start = self._pointer(op.src, *self.box_offset(op.src, op.src_at, op.box), {})
@@ -115,7 +125,7 @@ class Emitter:
         fill = self.p.constant(op.fill, dtype_of(op.dst.type))
         return f"*({to}) = " + (f"{cond} ? *({start}) : {fill};" if cond else f"*({start});")
 
-    def inside(self, op: kernel.Transfer) -> list[str]:
+    def inside(self, op: Transfer) -> list[str]:
         """Conditions that an element of a box is among the valid ones."""
         return [f"{element(n)} < {self.c(v)}" for n, (v, size) in
                 enumerate(zip(op.valid, op.box, strict=True))
@@ -460,7 +470,7 @@ def element(n: int) -> str:
 
 def op_writes(op: Op) -> Value | None:
     """The memory that an op writes."""
-    return op.buf if isinstance(op, Store) else op.dst if isinstance(op, kernel.Transfer) else None
+    return op.buf if isinstance(op, Store) else op.dst if isinstance(op, Transfer) else None
 
 
 def points(value: Value) -> Iterator[dict[str, int]]:
