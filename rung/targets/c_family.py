@@ -195,6 +195,8 @@ class Prelude:
             arg = self._convert(src, "i32" if _BYTES[src] == 8 else "i16", lanes, arg)
         if src == dst:
             return arg
+        if "f" in src and dst in ("i32", "i64"):
+            arg = f"{self._helper(f'fit_{dst}', DTYPES[src], lanes)}({arg})"
         if f"{src}_to_{dst}" in self.helpers:
             return f"{self._helper(f'{src}_to_{dst}', DTYPES[dst], lanes)}({arg})"
         return f"__builtin_convertvector({arg}, {self._element(dst, lanes)})"

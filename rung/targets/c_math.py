@@ -74,10 +74,21 @@ def _extreme(name: str, symbol: str) -> dict[str, Helper]:
 
 def _integer(result: str, bits: int) -> Helper:
     """What x86's conversion gives, also outside of the range (the least number), where C's is
-    undefined. Only for scalars: gcc makes the instruction of a vector's conversion."""
+    undefined. Only for scalars: vectors are converted by `_fitting` and the instruction."""
     limit = f"0x1p{bits}"
     return Helper("$F a", f"return a >= -{limit}$X && a < {limit}$X ? ({result})a : "
                   f"({result})(1ul << {bits});", result=result)
+
+
+def _fitting(bits: int) -> Helper:
+    """What a vector's conversion to integers may be given. To clang a lane out of range is poison,
+    which a select by bits does not stop; gcc makes the instruction, which needs nothing."""
+    limit = f"0x1p{bits}"
+    return Helper("$F a", "return a;", f"""
+#ifdef __clang__
+  return $sel((a >= $K(-{limit})) & (a < $K({limit})), a, $K(-{limit}));
+#endif
+  return a;""")
 
 
 def _libm(name: str, params: str = "$F a") -> Helper:
@@ -124,9 +135,10 @@ BASIC: dict[str, Helper] = {
     "bits": Helper("$F a", "union { $F f; $I i; } u = {a}; return u.i;", "return ($I)a;",
                    result="$I"),
     "unbits": Helper("$I a", "union { $I i; $F f; } u = {a}; return u.f;", "return ($F)a;"),
-    "toint.f32": Helper("$F a", "return $to_i32(a);", "return __builtin_convertvector(a, $I);",
-                    result="$I"),
+    "toint.f32": Helper("$F a", "return $to_i32(a);",
+                        "return __builtin_convertvector($fit_i32(a), $I);", result="$I"),
     "to_i32": _integer("int", 31), "to_i64": _integer("long", 63),
+    "fit_i32": _fitting(31), "fit_i64": _fitting(63),
     "toreal": Helper("$I a", "return ($F)a;", "return __builtin_convertvector(a, $F);"),
     # Three bit operations: gcc makes them a blend or masked moves, never a loop over lanes.
     "sel": Helper("$I m, $F a, $F b", "return m ? a : b;",
