@@ -19,8 +19,10 @@ PINS := $(VENV)/constraints.txt
 .DEFAULT_GOAL := help
 # OpenMP threads that spin while they wait stall a virtual machine for milliseconds, eager's too.
 WAIT ?= passive
+BASE ?= HEAD
+ONLY ?=
 
-.PHONY: help demo test test-all sanitize lint bench size clean
+.PHONY: help demo test test-all replay sanitize lint bench size clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1 : \2/p' $(firstword $(MAKEFILE_LIST)) | column -t -s: 2>/dev/null \
@@ -36,6 +38,9 @@ test-all: lint  ## with the slow tests, all of PyTorch's operator database and o
 	$(PY) -m pytest -n 2 -m "not sanitize"
 	PYTHONPATH=tests $(PY) -m opdb
 	PYTHONPATH=tests $(PY) -m zoo
+
+replay: $(READY)  ## does the working tree change the source of a kernel? BASE=HEAD, ONLY=regex
+	PYTHONPATH=tests $(PY) -m replay --base $(BASE) --only '$(ONLY)'
 
 sanitize: $(READY)  ## run the generated C under AddressSanitizer and UBSan, at odd sizes
 	$(PY) -m pytest -n 2 -m sanitize tests/test_sanitized.py tests/test_promises.py
