@@ -1,36 +1,24 @@
-"""The passes between the rungs, as one flat list, and what runs them.
+"""The passes between the rungs, as one flat list, and what runs one of them.
 
-In: a program of ATen calls. Out: `Stages`, the module at the end of every rung and the target's
-source; `compile_program` makes a callable of them for the torch backend.
-
-The order is the list `PASSES`: each pass with the reason for standing where it stands.
+The order is the list `PASSES`: each pass with the reason for standing where it stands. A
+`compilation.Compilation` runs them all and keeps their `History`.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from time import perf_counter
-from typing import Any
-from weakref import WeakKeyDictionary
 
-import torch
-
-from rung.core import origins, trace
+from rung.core import trace
 from rung.core.config import Settings
 from rung.core.cost import bound
 from rung.core.errors import LoweringError, MappingError, RungError
-from rung.core.expr import sym
 from rung.core.key import structural_key
 from rung.core.machine import Machine
 from rung.core.op import Effect, Func, Vocabulary, walk
-from rung.core.origins import Origin
-from rung.core.parse import parse_module
-from rung.core.types import TensorType
 from rung.core.verify import verify
 from rung.frontends.torch import aten
 from rung.frontends.torch.titles import title
@@ -41,16 +29,12 @@ from rung.loop import simplify as loop_simplify
 from rung.program import ir as program_ir
 from rung.program import outline, reinplace, views
 from rung.program.ir import Composite, Module
-from rung.runtime import saved
-from rung.runtime.executable import Executable
-from rung.runtime.host import host_code
-from rung.targets.base import Target, is_library, sizes_of, target
+from rung.targets.base import Target, is_library, sizes_of
 from rung.tensor import accumulate, empty, to_loop
 from rung.tensor import simplify as tensor_simplify
 from rung.tile import choose, to_kernel
 from rung.tile.choose import Choice
 from rung.tile.mapping import Mapping as TileMapping
-from rung.tile.mapping import parse_mapping
 
 RUNGS = ("program", "tensor", "loop", "tile", "kernel")
 VOCABULARIES: dict[str, Vocabulary] = {
@@ -66,13 +50,16 @@ PENALTY = 1.0  # seconds: more than any fusion gains
 
 @dataclass(frozen=True)
 class Context:
-    """What passes may ask about: the machine, the user's options, and what sizes to expect."""
+    """What passes may ask about: the machine, the user's options, what sizes to expect, and what
+    was found for the kernels of this compilation before."""
 
     target: Target
     precision: str = "default"
     hints: Mapping[str, int] = field(default_factory=dict)
     mappings: Mapping[str, TileMapping] = field(default_factory=dict)
     careful: bool = False  # no more folds in a kernel than its parts have
+    choices: dict[str, Choice] = field(default_factory=dict, compare=False)
+    lowered: dict[Func, Func] = field(default_factory=dict, compare=False)
 
     @property
     def machine(self) -> Machine:
@@ -94,6 +81,10 @@ class Pass:
     run: Callable[[Module, Context], Module]
     kind: str
     why: str
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.rung}.{self.name}"
 
 
 def _programs(change: Callable[[Func], Func]) -> Callable[[Module, Context], Module]:
@@ -139,27 +130,17 @@ def _merge(kernel: Func, context: Context) -> Func:
     return merge_folds.merge(kernel) if merges_folds(kernel, context.machine) else kernel
 
 
-_choices: dict[str, Choice] = {}
-
-
 def _choice(kernel: Func, context: Context) -> Choice:
-    """The user's mapping of a kernel, or one that is chosen once in a process for each structure,
-    machine and bucket of sizes."""
+    """The user's mapping of a kernel, or one that is chosen once for each structure."""
     machine, given = context.machine, context.mappings.get(kernel.name)
     if given and given.machine == machine.name:
         return choose.given(kernel, given, machine, context.hints)
-    sizes = sorted((n, _bucket(size)) for n, size in context.hints.items())
     named = [str(e) for e in sizes_of(kernel)]  # a choice is of a kernel by its names
-    key = structural_key(kernel, kernel.name, machine.name, str(sizes), *named)
-    if key not in _choices:
-        _choices[key] = choose.choose(kernel, machine, context.target.candidates, context.hints,
-                                      context.target.libraries)
-    return _choices[key]
-
-
-def _bucket(size: int) -> int:
-    """`size` rounded up to a power of two."""
-    return 1 << max(size - 1, 0).bit_length()
+    key = structural_key(kernel, kernel.name, *named)
+    if key not in context.choices:
+        context.choices[key] = choose.choose(kernel, machine, context.target.candidates,
+                                             context.hints, context.target.libraries)
+    return context.choices[key]
 
 
 def _settled(kernel: Func, context: Context) -> float | None:
@@ -174,18 +155,15 @@ def _settled(kernel: Func, context: Context) -> float | None:
 def _mapped(kernel: Func, context: Context) -> Func:
     choice = _choice(kernel, context)
     if choice.lowered:
-        _lowered[choice.kernel] = choice.lowered
+        context.lowered[choice.kernel] = choice.lowered
     return choice.kernel
-
-
-_lowered: WeakKeyDictionary[Func, Func] = WeakKeyDictionary()
 
 
 def _to_kernel(kernel: Func, context: Context) -> Func:
     """Kernel IR, which a choice brings along. What goes to a library stays as it is."""
-    if kernel not in _lowered and is_library(kernel):
+    if is_library(kernel):
         return kernel
-    return _lowered.get(kernel) or to_kernel.to_kernel(kernel, context.machine)
+    return context.lowered.get(kernel) or to_kernel.to_kernel(kernel, context.machine)
 
 
 def _split(module: Module, context: Context) -> Module:
@@ -245,54 +223,17 @@ PASSES = (
 )
 
 
-@dataclass(frozen=True)
-class Stages:
-    """The module at the end of each rung, and the target's source."""
-
-    modules: dict[str, Module]
-    target: Target
-    source: str = ""
-
-    def text(self, rung: str) -> str:
-        """The dump of a rung; all but `source` are input to `rung opt`."""
-        return self.source if rung == "source" else f"{self.modules[rung]}\n"
-
-
-def lower_module(program: Func, machine: Target, precision: str = "default",
-                 hints: Mapping[str, int] | None = None,
-                 mappings: Mapping[str, TileMapping] | None = None) -> Stages:
-    """All rungs below `program` for one target; `hints` are the sizes to expect, `mappings` the
-    user's own by kernel. Where a fused kernel has no mapping, fusion is tried again with care.
-    RungError where a rung cannot take the program."""
-    context = Context(machine, precision, hints or {}, mappings or {})
-    try:
-        return _lower(program, context)
-    except MappingError as error:
-        trace.emit("declined", "choose", program.name, str(error))
-        return _lower(program, replace(context, careful=True))
-
-
-def _lower(program: Func, context: Context) -> Stages:
-    machine = context.target
-    module, modules = Module((program,)), dict[str, Module]()
-    for step in PASSES:
-        module = run_pass(step, module, context)
-        modules[step.rung] = module
-    with _timed("source", "emit"):
-        source = machine.emit(generated(module))
-    return Stages(modules, machine, source)
-
-
-def generated(module: Module) -> tuple[Func, ...]:
-    """The kernels that are not a library's."""
-    return tuple(k for k in module.kernels if not is_library(k))
-
-
 def run_pass(step: Pass, module: Module, context: Context) -> Module:
     """The module after one pass, verified at the border of a rung; with RUNG_CHECK after every
-    pass, and compared with the module before."""
-    with _timed(step.rung, step.name):
-        after = step.run(module, context)
+    pass, and compared with the module before. RungError, also for what is a bug of the pass."""
+    try:
+        with timed(step.rung, step.name):
+            after = step.run(module, context)
+    except RungError:
+        raise
+    except Exception as error:  # which costs the user a graph, not the program
+        raise LoweringError(f"a bug in {step.full_name}: {type(error).__name__}: {error}"
+                            ) from error
     checking = Settings.from_environment().check
     if checking or step.name in BORDERS:
         verify_module(after, step.name)
@@ -306,7 +247,8 @@ BORDERS = {p.name for p, q in zip(PASSES, (*PASSES[1:], None), strict=True)
 
 
 @contextmanager
-def _timed(rung: str, name: str) -> Iterator[None]:
+def timed(rung: str, name: str) -> Iterator[None]:
+    """Tell how long a step took."""
     started = perf_counter()
     yield
     trace.emit("ran", rung, name, seconds=perf_counter() - started)
@@ -333,110 +275,4 @@ def _compare(step: Pass, before: Module, after: Module, context: Context) -> Non
     if inputs is None or work > SLOW or Effect.RNG in effects:
         trace.emit("declined", "check", step.name, "too large, or random")
         return
-    check.compare(before, after, inputs, step.kind == "exact", f"{step.rung}.{step.name}")
-
-
-# --- for the torch backend
-
-PATIENCE = 5.0  # seconds of compiling after which the user is told
-
-
-def compile_program(func: Func, options: Any, constants: Sequence[Any],
-                    example_inputs: Sequence[Any]) -> Callable[[list[Any]], Sequence[Any]]:
-    """The callable of a program: it takes the list of the inputs, which it empties, and gives the
-    tensors that the program returns. RungError where some rung, or the target, cannot take it."""
-    try:
-        machine, hints = target(options.target), hints_of(func, example_inputs)
-        mappings, lines, nodes = read_mappings(options.mappings), lines_of(func), nodes_of(func)
-        settings, key = Settings.from_environment(), ""
-        if not (trace.active() or settings.check or settings.fresh or settings.keep):
-            key = saved.key_of(func, machine.identity(), str(options), str(list(hints.values())),
-                               *map(str, mappings.values()))
-            if warm := _warm(key, func, machine, constants, lines, nodes):
-                return warm.run
-        started = perf_counter()
-        stages = lower_module(func, machine, options.precision, hints, mappings)
-        count = len(generated(stages.modules["kernel"]))
-        words = f"compiling, {count} kernel{'s' * (count != 1)}"
-        with trace.notice(words, PATIENCE - (perf_counter() - started)):
-            made = executable(stages, constants, lines, nodes)
-        trace.emit("compiled", "pipeline", func.name, stages=stages)
-        if key and made.library:
-            texts = {k.name: str(k) for k in stages.modules["kernel"].kernels if is_library(k)}
-            saved.save(key, func, made.code, made.library, texts)
-        return made.run
-    except RungError:
-        raise
-    except Exception as error:  # a bug of ours must not stop the user's model
-        raise LoweringError(f"internal error: {type(error).__name__}: {error}") from error
-
-
-def verified(run: Callable[[list[Any]], Sequence[Any]], gm: Any, imported: Any, options: Any
-             ) -> Callable[[list[Any]], Sequence[Any]]:
-    """`run`, with the share of its calls that `options` ask for compared with the graph itself."""
-    from rung.tools import verify
-
-    return verify.verified(run, gm, imported, options)
-
-
-def _warm(key: str, func: Func, machine: Target, constants: Sequence[Any],
-          lines: Mapping[str, str], nodes: Sequence[Origin | None]) -> Executable | None:
-    """What was compiled before for a program, unless it is not, or not wholly, in the cache."""
-    found = saved.load(key)
-    names = [n for n in found.code.stretches if n != "run"] if found else []
-    launches = machine.reload(found.library, names) if found else None
-    if not found or launches is None:
-        return None
-    kernels = parse_module("\n".join(found.kernels.values()), VOCABULARIES, parse_mapping)
-    return Executable(found.code, machine, launches, {k.name: machine.call(k) for k in kernels},
-                      constants, saved.lines_for(found.nodes, func, lines), nodes)
-
-
-def lines_of(func: Func) -> dict[str, str]:
-    """The user's line of each result of a call, where it is known."""
-    found = {r.name: origins.of(r) for op in func.body.ops for r in op.results}
-    return {name: f"{of[0].line}: {of[0].code}" for name, of in found.items() if of and of[0].line}
-
-
-def nodes_of(func: Func) -> list[Origin | None]:
-    """Where each op of an imported program comes from."""
-    return [next(iter(origins.of_all(op.results)), None) for op in func.body.ops]
-
-
-def hints_of(func: Func, example_inputs: Sequence[Any]) -> dict[str, int]:
-    """What each size symbol is in the inputs that the graph was traced with."""
-    hints: dict[str, int] = {}
-    for param, x in zip(func.params, example_inputs, strict=False):
-        pairs = [(sym(param.name), x)]
-        if isinstance(param.type, TensorType):
-            pairs = list(zip(param.type.shape, x.shape, strict=True))
-        for size, actual in pairs:
-            number = actual.node.hint if isinstance(actual, torch.SymInt) else actual
-            if size.is_symbol() and isinstance(number, int):
-                hints[str(size)] = number
-    return hints
-
-
-def read_mappings(path: str) -> dict[str, TileMapping]:
-    """The mappings in a file, by kernel; none for no file. ParseError, or OSError of the file."""
-    text = Path(path).read_text() if path else ""
-    text = re.sub(r"#.*", "", text)
-    parts = [part for part in re.split(r"^(?=map )", text, flags=re.M) if part.strip()]
-    found = [parse_mapping(part) for part in parts]
-    return {m.kernel: m for m in found}
-
-
-def executable(stages: Stages, constants: Sequence[Any] = (),
-               lines: Mapping[str, str] | None = None, nodes: Sequence[Origin | None] = ()
-               ) -> Executable:
-    """What runs the lowest rung of `stages` on tensors of the host; `lines` are the user's, by the
-    results of calls, and `nodes` where the ops of the imported program come from."""
-    module, machine = stages.modules["kernel"], stages.target
-    own = generated(module)
-    with _timed("source", "host"):
-        code, stretches = host_code(module, len(constants))
-    with _timed("source", "build"):
-        launches = machine.load(own, stages.source, stretches) if own or stretches else {}
-    libraries = {k.name: machine.call(k) for k in module.kernels if is_library(k)}
-    with _timed("source", "load"):
-        return Executable(code, machine, launches, libraries, constants, lines, nodes)
+    check.compare(before, after, inputs, step.kind == "exact", step.full_name)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from rung import pipeline
+from rung.compilation import History
 from rung.core import trace
 from rung.frontends.torch.calls import schema_of
 from rung.program.ir import Call
@@ -98,7 +98,7 @@ def calls_left(fn: Callable[..., Any], calls: Calls, **kwargs: Any) -> set[str]:
         for args in calls:
             for got, want in zip(leaves(run(*args)), leaves(fn(*args)), strict=True):
                 same(got, want)
-    stages: list[pipeline.Stages] = [e.data["stages"] for e in events if e.kind == "compiled"]
-    assert any(s.modules["kernel"].kernels for s in stages)
-    return {op.target for s in stages for op in s.modules["kernel"].main.body.ops
+    histories: list[History] = [e.data["history"] for e in events if e.kind == "compiled"]
+    assert any(s.modules["kernel"].kernels for s in histories)
+    return {op.target for s in histories for op in s.modules["kernel"].main.body.ops
             if isinstance(op, Call) and schema_of(op.target)} - {"aten.scalar_tensor.default"}

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rung import pipeline
+from rung.compilation import Compilation, History
 from rung.core import trace
 from rung.core.errors import Unsupported
 from rung.core.expr import is_size
@@ -22,6 +22,7 @@ from rung.core.op import Func, Value
 from rung.core.scalar import round_bf16
 from rung.core.types import BF16, TensorType, dtype_of
 from rung.loop import ir as loop
+from rung.runtime.executable import Executable
 from rung.targets.base import Target, buffers_of, is_library, symbols_of
 
 SPECIAL = (np.nan, np.inf, -np.inf, -0.0, 0.0)
@@ -53,18 +54,25 @@ def kernels_of(fn: Callable[..., Any], args: Sequence[Any], dynamic: bool | None
                  if isinstance(x, torch.Tensor) and x.requires_grad and x.grad_fn is not None]
         if roots:
             torch.autograd.backward([x.double().sum() for x in roots])
-    stages = [e.data["stages"] for e in events if e.kind == "compiled"]
-    return [made for s in stages for made in _made(s)]
+    histories = [e.data["history"] for e in events if e.kind == "compiled"]
+    return [made for s in histories for made in _made(s)]
 
 
-def _made(stages: pipeline.Stages) -> Iterator[Made]:
-    rungs = [stages.modules[r].kernels for r in ("loop", "tile", "kernel")]
+def _made(history: History) -> Iterator[Made]:
+    rungs = [history.modules[r].kernels for r in ("loop", "tile", "kernel")]
     for kernel, mapped, lowered in zip(*rungs, strict=True):
         if not is_library(lowered):
-            yield Made(kernel, mapped, lowered, stages.target)
+            yield Made(kernel, mapped, lowered, history.target)
 
 
 # ---- running one
+
+def compiled(program: Func, where: Target) -> Executable:
+    """What runs a program, compiled for a target."""
+    compilation = Compilation(where)
+    return compilation.executable(compilation.lower(program).reached())
+
+
 def draw(func: Func, sizes: Mapping[str, int], seed: int = 0, special: bool = False) -> Arrays:
     """Arrays for a kernel's buffers; outputs hold a pattern that a kernel should overwrite."""
     rng = np.random.default_rng(seed)

@@ -26,6 +26,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from rung.compilation import lower
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import shards
@@ -89,7 +91,7 @@ def write(unit: str, folder: Path) -> shards.Record:
             found: Any = target(CUDA if kind.startswith("cuda") else CPU)
             found = replace(found, machine=replace(found.machine, cores=cores))
             try:
-                stages = pipeline.lower_module(graph.imported.func, found, hints=graph.hints)
+                stages = lower(graph.imported.func, found, hints=graph.hints)
                 text = f"{stages.source}\n{stages.modules['kernel'].main}\n"
             except pipeline.RungError as error:
                 text = f"{type(error).__name__}: {error}\n"

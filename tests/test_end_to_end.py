@@ -13,8 +13,9 @@ import torch
 from functions import CASES, Case, Tensors, check_against_float64, copies, worst
 from torch import nn
 
-from rung import pipeline
+from rung.compilation import Compilation, History
 from rung.core import trace
+from rung.core.op import Func
 from rung.program.ir import Call, KernelCall, Write
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -24,15 +25,15 @@ pytestmark = pytest.mark.usefixtures("fresh")
 
 
 @pytest.fixture
-def stages(monkeypatch: pytest.MonkeyPatch) -> list[pipeline.Stages]:
-    """The stages of every graph that is compiled in a test."""
-    found: list[pipeline.Stages] = []
-    real = pipeline.lower_module
+def stages(monkeypatch: pytest.MonkeyPatch) -> list[History]:
+    """The history of every graph that is compiled in a test."""
+    found: list[History] = []
+    real = Compilation.lower
 
-    def record(*args: Any, **kwargs: Any) -> pipeline.Stages:
-        found.append(real(*args, **kwargs))
+    def record(self: Compilation, program: Func) -> History:
+        found.append(real(self, program))
         return found[-1]
-    monkeypatch.setattr(pipeline, "lower_module", record)
+    monkeypatch.setattr(Compilation, "lower", record)
     return found
 
 
@@ -77,7 +78,7 @@ def test_every_fixed_size(name: str, dtype: torch.dtype, size: int) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=by_dtype)
 @pytest.mark.parametrize("name", CASES)
-def test_symbolic_size(name: str, dtype: torch.dtype, stages: list[pipeline.Stages]) -> None:
+def test_symbolic_size(name: str, dtype: torch.dtype, stages: list[History]) -> None:
     case = CASES[name]
     compiled = rung(case.fn, dynamic=None)
     with torch.no_grad():
@@ -97,7 +98,7 @@ def test_no_elements(name: str) -> None:
     assert torch.equal(out, case.fn(*args))
 
 
-def test_cache_is_updated_in_place(stages: list[pipeline.Stages]) -> None:
+def test_cache_is_updated_in_place(stages: list[History]) -> None:
     case = CASES["cache_step"]
     args = case.args(64, torch.float32)
     compiled, cache, place = rung(case.fn), args[6], args[6].data_ptr()
@@ -178,7 +179,7 @@ def test_graph_break() -> None:
     torch.testing.assert_close(rung(fn)(x), fn(x))
 
 
-def test_what_rung_does_not_lower_is_called(stages: list[pipeline.Stages]) -> None:
+def test_what_rung_does_not_lower_is_called(stages: list[History]) -> None:
     def fn(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         values, order = torch.sort(x * 2, -1)
         return torch.floor(values) + 1, order

@@ -17,6 +17,7 @@ from functions import rms_norm, rotate
 from torch.nn import functional as F
 
 from rung import pipeline
+from rung.compilation import lower
 from rung.program.memory import Plan, plan
 from rung.targets.base import target
 from rung.targets.cpu.target import Cpu
@@ -47,7 +48,7 @@ def plans(fn: Callable[..., Any], args: Tensors, train: bool = False, libraries:
 
 def _lowered(graph: Graph, where: Cpu) -> pipeline.Func:
     assert graph.imported is not None, graph.refused
-    stages = pipeline.lower_module(graph.imported.func, where, hints=graph.hints)
+    stages = lower(graph.imported.func, where, hints=graph.hints)
     return stages.modules["kernel"].main
 
 

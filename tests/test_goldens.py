@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from rung import pipeline
+from rung.compilation import History, lower
 from rung.targets.base import target
 from rung.tile.mapping import parse_mapping
 from rung.tools import benchmarks
@@ -61,7 +61,7 @@ ROLES = {"toy": """map mm_relu on toy
 
 
 @cache
-def stages(name: str, where: str, mapping: str = "") -> pipeline.Stages:
+def stages(name: str, where: str, mapping: str = "") -> History:
     """All rungs of a function, as on a machine with two cores, under a mapping that is given."""
     fn, args = FUNCTIONS[name]()
     with torch.no_grad():
@@ -71,7 +71,7 @@ def stages(name: str, where: str, mapping: str = "") -> pipeline.Stages:
     if where.startswith("cpu"):
         found = replace(found, machine=replace(found.machine, cores=2))
     given = parse_mapping(mapping) if mapping else None
-    return pipeline.lower_module(graph.imported.func, found,
+    return lower(graph.imported.func, found,
                                  mappings={given.kernel: given} if given else None)
 
 

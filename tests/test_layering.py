@@ -35,7 +35,7 @@ VISIBLE = {
     "__init__": ("rung.core",),
     "__main__": ("rung.cli",),
 }
-SEES_ALL = ("pipeline", "cli", "tools")
+SEES_ALL = ("pipeline", "compilation", "entry", "cli", "tools")
 
 SHARED_BY_TARGETS = ("TARGETS", "base", "c_family")
 """Modules of `targets/` that are no machine; every other one is a concrete target."""
@@ -44,10 +44,6 @@ ENVIRONMENT_READER = "rung.core.config"
 ENVIRONMENT = ("environ", "environb", "getenv", "getenvb")
 
 ALLOWED: dict[tuple[str, str], str] = {
-    ("rung.frontends.torch.backend", "rung.pipeline"):
-        "torch calls the backend, and it hands over to the list of passes",
-    ("rung.frontends.torch.backend", "rung.targets.TARGETS"):
-        "the names of the targets, by which it checks the user's option",
     ("rung.runtime.code", "rung.frontends.torch.calls"):
         "what brings a tensor into a layout is the oracle's too",
     ("rung.runtime.executable", "rung.frontends.torch.calls"):

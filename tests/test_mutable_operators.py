@@ -9,7 +9,7 @@ import pytest
 import torch
 from agreement import agrees, rung
 
-from rung import pipeline
+from rung.compilation import History
 from rung.core import trace
 from rung.program.ir import Call
 
@@ -206,7 +206,7 @@ def copies(fn: Function, given: Sequence[torch.Tensor], **how: Any) -> int:
     torch._dynamo.reset()
     with trace.listen() as events:
         rung(fn, **how)(*given)
-    stages: list[pipeline.Stages] = [e.data["stages"] for e in events if e.kind == "compiled"]
+    stages: list[History] = [e.data["history"] for e in events if e.kind == "compiled"]
     ops = [op for s in stages for op in s.modules["kernel"].main.body.ops]
     assert any(isinstance(op, Call) and op.updates for op in ops)
     return sum(isinstance(op, Call) and op.target == "aten.clone.default" for op in ops)

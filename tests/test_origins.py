@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rung import pipeline
+from rung.compilation import lower
 from rung.core.origins import Origin
 from rung.program.ir import Module
 from rung.targets.base import target
@@ -28,7 +29,7 @@ from rung.tools.show import Request, show, sites_of
 def lowered(fn: Callable[..., Any], *args: Tensor, train: bool = False) -> list[Module]:
     """The module of kernels of each graph of a function."""
     graphs = capture(Given("test", fn, args), train).graphs
-    return [pipeline.lower_module(g.imported.func, target("cpu.avx512")).modules["loop"]
+    return [lower(g.imported.func, target("cpu.avx512")).modules["loop"]
             for g in graphs if g.imported]
 
 
@@ -88,7 +89,7 @@ def test_a_kernel_of_repeated_layers_names_what_each_call_computes() -> None:
 def test_what_lowering_notes_is_not_of_the_program() -> None:
     (graph,) = capture(Given("test", Net().eval(), (torch.randn(2, 16, 6, 6),))).graphs
     assert graph.imported is not None
-    first, second = (sites(pipeline.lower_module(graph.imported.func, target("cpu.avx512")
+    first, second = (sites(lower(graph.imported.func, target("cpu.avx512")
                                                  ).modules["loop"]) for _ in range(2))
     assert first == second
 

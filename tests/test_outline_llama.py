@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from rung import pipeline
+from rung.compilation import generated, lower
 from rung.core.types import shape_of
 from rung.loop.canonical import canonical
 from rung.program.ir import Apply, KernelCall, Module
@@ -52,12 +53,12 @@ def kinds(module: Module) -> Counter[str]:
 
 def test_layers_are_outlined(program: pipeline.Func, monkeypatch: pytest.MonkeyPatch) -> None:
     where = target("cpu.avx512")
-    outlined = pipeline.lower_module(program, where)
+    outlined = lower(program, where)
     programs = outlined.modules["program"].programs
     assert len(programs) == 2
     assert sum(len(p.body.ops) for p in programs) < len(program.body.ops) / 2
     monkeypatch.setattr(pipeline.outline, "outline", lambda func: Module((func,)))
-    whole = pipeline.lower_module(program, where)
+    whole = lower(program, where)
     one, two = outlined.modules["loop"], whole.modules["loop"]
     main = programs[0].body
     first = next(op for op in main.ops if isinstance(op, Apply))
@@ -77,7 +78,7 @@ def test_flops_are_those_of_all_layers(layers: int) -> None:
     tokens, width = TOKENS, table[1]
     held = sum(int(a.evaluate({}) * b.evaluate({})) for a, b in weights)
     attention = 4 * tokens * tokens * int(width.evaluate({})) * layers
-    module = pipeline.lower_module(func, target("cpu.avx512")).modules["tensor"]
+    module = lower(func, target("cpu.avx512")).modules["tensor"]
     assert len(module.programs) == 2
     assert flops(module, {}).total == 2 * held * tokens + attention
 
@@ -85,14 +86,14 @@ def test_flops_are_those_of_all_layers(layers: int) -> None:
 def test_what_grows_with_depth() -> None:
     """One `apply` a layer for the costly passes, and in the source at most a line a launch."""
     few, many, where = 4, 9, target("cpu.avx512")
-    stages = [pipeline.lower_module(llama(layers), where) for layers in (few, many)]
+    stages = [lower(llama(layers), where) for layers in (few, many)]
     seen = [[len(p.body.ops) for p in s.modules["program"].programs] for s in stages]
     assert sum(seen[1]) - sum(seen[0]) == many - few
     sources, calls = [], []
     for s in stages:
         module = s.modules["kernel"]
         _, stretches = host_code(module)
-        sources.append("\n".join(emit_units(pipeline.generated(module), s.source, stretches)))
+        sources.append("\n".join(emit_units(generated(module), s.source, stretches)))
         calls.append(len(launches(module)))
     few_lines, many_lines = (source.count("\n") for source in sources)
     assert many_lines - few_lines <= calls[1] - calls[0]

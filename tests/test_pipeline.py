@@ -12,14 +12,17 @@ import models
 import pytest
 import torch
 from functions import CASES, copies
+from kernels import compiled
 from programs import Prog
 from test_end_to_end import rung
 
-from rung import pipeline
+from rung import compilation, pipeline
+from rung.compilation import Compilation, lower, read_mappings
 from rung.core import trace
 from rung.core.errors import MappingError, VerifyError
 from rung.core.op import Block, Func
 from rung.core.parse import parse_module
+from rung.frontends.torch.types import hints_of
 from rung.program.ir import VOCABULARY, Module
 from rung.targets.base import UnknownTarget, target
 from rung.targets.cpu.emit import emit
@@ -58,7 +61,7 @@ def test_every_pass_keeps_the_meaning_in_bf16(settings: Callable[..., None]) -> 
 @pytest.mark.parametrize("rung_name", pipeline.RUNGS)
 def test_the_text_of_a_rung_parses_to_itself(rung_name: str) -> None:
     for program in (models.relu_mm(6, 5, 7), models.softmax("s0", 8), models.floor_add()):
-        text = pipeline.lower_module(program, CPU).text(rung_name)
+        text = lower(program, CPU).text(rung_name)
         funcs = parse_module(text, pipeline.VOCABULARIES, parse_mapping)
         again = Module(tuple(f for f in funcs if f.kind == "program"),
                        tuple(f for f in funcs if f.kind != "program"))
@@ -73,7 +76,7 @@ def test_a_broken_pass_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     passes = tuple(replace(p, run=breaks) if p is last else p for p in pipeline.PASSES)
     monkeypatch.setattr(pipeline, "PASSES", passes)
     with pytest.raises(VerifyError, match="after drop_empty: a program ends in `return`"):
-        pipeline.lower_module(models.floor_add(), CPU)
+        lower(models.floor_add(), CPU)
 
 
 def test_a_wrong_pass_is_named(settings: Callable[..., None]) -> None:
@@ -87,7 +90,7 @@ def test_a_wrong_pass_is_named(settings: Callable[..., None]) -> None:
 
 def test_time_of_every_pass_is_traced() -> None:
     with trace.listen() as events:
-        pipeline.lower_module(models.softmax(), CPU)
+        lower(models.softmax(), CPU)
     ran = [(e.place, e.subject) for e in events if e.kind == "ran"]
     assert ran == [*((p.rung, p.name) for p in pipeline.PASSES), ("source", "emit")]
 
@@ -135,9 +138,10 @@ def test_the_work_grows_with_the_layers_and_not_with_their_square() -> None:
 
 
 def test_a_kernel_is_mapped_once_for_each_structure(monkeypatch: pytest.MonkeyPatch) -> None:
-    pipeline.lower_module(models.softmax(11, 24), CPU)
+    one = Compilation(CPU)
+    one.lower(models.softmax(11, 24))
     monkeypatch.setattr(pipeline.choose, "choose", None)
-    pipeline.lower_module(models.softmax(11, 24), CPU)
+    one.lower(models.softmax(11, 24))
 
 
 def test_fusion_is_careful_where_a_kernel_has_no_mapping(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,20 +151,20 @@ def test_fusion_is_careful_where_a_kernel_has_no_mapping(monkeypatch: pytest.Mon
         if str(kernel).count("fold") > 1:
             raise MappingError("two folds")
         return real(kernel, context)
-    whole = pipeline.lower_module(models.softmax(9, 16), CPU)
+    whole = lower(models.softmax(9, 16), CPU)
     monkeypatch.setattr(pipeline, "_choice", picky)
-    parts = pipeline.lower_module(models.softmax(9, 16), CPU)
+    parts = lower(models.softmax(9, 16), CPU)
     assert len(whole.modules["loop"].kernels) < len(parts.modules["loop"].kernels)
 
 
 def test_mappings_of_the_user(tmp_path: Path) -> None:
-    chosen = pipeline.lower_module(models.floor_add(64), CPU).modules["tile"].kernels[0]
+    chosen = lower(models.floor_add(64), CPU).modules["tile"].kernels[0]
     text = f"map {chosen.name} on {CPU.machine.name}\n  i: seq *, simd 4\n"
     path = tmp_path / "mine.map"
     path.write_text("# mine\n" + text + "\nmap other on toy\n  i: seq *\n")
-    found = pipeline.read_mappings(str(path))
+    found = read_mappings(str(path))
     assert set(found) == {chosen.name, "other"}
-    made = pipeline.lower_module(models.floor_add(64), CPU, mappings=found)
+    made = lower(models.floor_add(64), CPU, mappings=found)
     assert str(made.modules["tile"].kernels[0].attr("mapping")) == text.strip()
     assert "f32x4" in made.source
 
@@ -181,7 +185,7 @@ map pick on cpu.avx512
 
 def test_sizes_to_expect_come_from_the_inputs() -> None:
     program = models.softmax("s0", 8)
-    assert pipeline.hints_of(program, [torch.empty(7, 8)]) == {"s0": 7}
+    assert hints_of(program, [torch.empty(7, 8)]) == {"s0": 7}
 
 
 def test_unknown_target() -> None:
@@ -194,13 +198,13 @@ def test_the_toy_runs(name: str) -> None:
     program = {"relu_mm": models.relu_mm(6, 5, 7), "softmax": models.softmax(),
                "floor_add": models.floor_add(), "column_sum": models.colsum()}[name]
     inputs = [torch.from_numpy(x) for x in check.draw(program) or ()]
-    results = [pipeline.executable(pipeline.lower_module(program, target(machine)))(copies(inputs))
+    results = [compiled(program, target(machine))(copies(inputs))
                for machine in ("toy", "cpu")]
     torch.testing.assert_close(*results)
 
 
 def test_cuda_emits() -> None:
-    stages = pipeline.lower_module(models.softmax(64, 256), target("cuda.sm90"))
+    stages = lower(models.softmax(64, 256), target("cuda.sm90"))
     assert "__global__" in stages.text("source")
 
 
@@ -217,7 +221,7 @@ def test_a_long_compilation_is_told_while_it_runs(
         patience: float, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
         settings: Callable[..., None]) -> None:
     settings(fresh=True)
-    monkeypatch.setattr(pipeline, "PATIENCE", patience)
+    monkeypatch.setattr(compilation, "PATIENCE", patience)
     with torch.no_grad():
         rung(lambda x: torch.softmax(x, -1))(torch.randn(4, 8))
     told = "" if patience else "rung: compiling, 1 kernel\n"

@@ -13,8 +13,9 @@ from torch import nn
 from torch._dynamo.utils import counters
 from torch.nn import functional as F
 
+from rung import entry
 from rung.core import trace
-from rung.frontends.torch import backend, compat
+from rung.frontends.torch import compat
 
 Calls = Sequence[Sequence[Any]]
 
@@ -284,8 +285,8 @@ def test_strides_are_eagers_in_all_dimensions(monkeypatch: pytest.MonkeyPatch, d
               for x in results]
         told.extend(map(tuple, of[:len(LAYOUTS)]))
         return compile_graph(gm, *args, **named)
-    told, compile_graph = list[tuple[int, ...]](), backend.compile_graph
-    monkeypatch.setattr(backend, "compile_graph", noted)
+    told, compile_graph = list[tuple[int, ...]](), entry.rung.compile_graph
+    monkeypatch.setattr(entry.rung, "compile_graph", noted)
     ours = strides(rung(all_of, dynamic=dynamic))
     theirs = strides(torch.compile(all_of, backend="aot_eager", dynamic=dynamic))
     names = [*LAYOUTS, *(f"gradient of {name}" for name in LAYOUTS)]

@@ -37,6 +37,11 @@ def active() -> bool:
     return _listener.get() is not None
 
 
+def heard() -> list[Event]:
+    """What the innermost listener has heard so far; nothing if nobody listens."""
+    return _listener.get() or []
+
+
 def emit(kind: str, place: str, subject: str, detail: str = "", **data: Any) -> None:
     """Record one event; costs a dictionary lookup when nobody listens."""
     events = _listener.get()

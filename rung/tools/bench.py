@@ -22,7 +22,8 @@ import torch
 from rung.core import trace
 from rung.core.config import Settings
 from rung.core.trace import Event
-from rung.targets.base import Target, target
+from rung.targets import base
+from rung.targets.base import Target
 from rung.tools import first_call, models
 from rung.tools.benchmarks import BENCHMARKS, FIRST_CALL, Benchmark, Built
 from rung.tools.given import UsageError, from_file, inputs_of
@@ -54,12 +55,12 @@ def bench(name: str | None, request: Request) -> bool:
         raise UsageError(f"cannot measure against {unknown[0]!r}; there are {', '.join(KNOWN)}")
     if request.threads:
         torch.set_num_threads(request.threads)
-    machine, rows = target(request.target), list[Row]()
-    facts = machine_facts() | {"target": machine.name, "seed": SEED}
+    target, rows = base.target(request.target), list[Row]()
+    facts = machine_facts() | {"target": target.name, "seed": SEED}
     told, out = False, sys.stdout
     try:
         print(", ".join(f"{key} {value}" for key, value in facts.items()), file=out, flush=True)
-        for title, run in _asked(name, machine, request):
+        for title, run in _asked(name, target, request):
             with redirect_stdout(sys.stderr):
                 print(f"rung: measuring {title}")
                 rows.append(row := _tried(title, run))
@@ -73,14 +74,14 @@ def bench(name: str | None, request: Request) -> bool:
     return not any("error" in row for row in rows) and not all("skipped" in row for row in rows)
 
 
-def _asked(name: str | None, machine: Target, request: Request
+def _asked(name: str | None, target: Target, request: Request
            ) -> Iterator[tuple[str, Callable[[], Row]]]:
     """What is to be measured, by its title."""
     cases = [b for b in BENCHMARKS if name in (b.name, b.group or None)]
     if name and ":" in name:
         cases = [Benchmark(name, name, partial(_users, name))]
     for case in cases:
-        yield case.name, partial(measured, case, machine, request)
+        yield case.name, partial(measured, case, target, request)
     if name in (None, FIRST_CALL):
         yield FIRST_CALL, partial(first_calls, request)
     if name in ("models", FIRST_CALL) and not request.quick:
@@ -106,12 +107,12 @@ def _tried(title: str, run: Callable[[], Row]) -> Row:
         return {"name": title, "error": said}
 
 
-def measured(case: Benchmark, machine: Target, request: Request) -> Row:
+def measured(case: Benchmark, target: Target, request: Request) -> Row:
     """One benchmark: medians, compile times, the largest difference to eager."""
     torch.manual_seed(SEED)
     function, args = case.build(request.quick)
     torch._dynamo.reset()
-    compiled = {name: _compiled(function, name, machine) for name in ("rung", *request.against)}
+    compiled = {name: _compiled(function, name, target) for name in ("rung", *request.against)}
     calls = {name: _step(run, args) if case.train else partial(run, *args)
              for name, run in compiled.items()}
     with torch.set_grad_enabled(case.train), trace.listen() as events:
@@ -130,7 +131,7 @@ def measured(case: Benchmark, machine: Target, request: Request) -> Row:
         "ratio": {name: median(times[name]) / median(times["rung"]) for name in request.against},
         **_counted(events)}
     if work := case.flops(request.quick):
-        row |= _share(work, calls["rung"], machine)
+        row |= _share(work, calls["rung"], target)
     return row
 
 
@@ -159,18 +160,18 @@ def _step(loss: Callable[..., Any], args: Sequence[Any]) -> Callable[[], Any]:
 
 def _counted(events: Sequence[Event]) -> dict[str, int]:
     """Graphs, kernels, their launches, and calls that stayed with ATen, of all that compiled."""
-    graphs = [launched(e.data["stages"]) for e in events if e.kind == "compiled"]
+    graphs = [launched(e.data["history"].at("kernel")) for e in events if e.kind == "compiled"]
     kernels = Counter(name for names, _ in graphs for name in names)
     return {"graphs": len(graphs), "kernels": len(kernels),
             "launches": sum(names.total() for names, _ in graphs),
             "aten_calls": sum(calls.total() for _, calls in graphs)}
 
 
-def _compiled(function: Callable[..., Any], name: str, machine: Target) -> Callable[..., Any]:
+def _compiled(function: Callable[..., Any], name: str, target: Target) -> Callable[..., Any]:
     if name == "eager":
         return function
     if name == "rung":
-        return torch.compile(function, backend="rung", options={"target": machine.name})
+        return torch.compile(function, backend="rung", options={"target": target.name})
     return torch.compile(function)
 
 
@@ -181,12 +182,12 @@ def _difference(want: Any, have: Any) -> float:
                 for a, b in pairs if a.numel()), default=0.0)
 
 
-def _share(work: int, call: Callable[[], Any], machine: Target) -> dict[str, float]:
+def _share(work: int, call: Callable[[], Any], target: Target) -> dict[str, float]:
     """FLOP/s on one thread, and their share of the peak, measured in the same rounds."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        run, operations = fma_loop(machine)
+        run, operations = fma_loop(target)
         with torch.no_grad():
             times = alternate({"call": call, "peak": run})
     finally:

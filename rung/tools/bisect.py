@@ -15,10 +15,10 @@ import numpy as np
 import torch
 
 from rung import pipeline
+from rung.compilation import Compilation
 from rung.core.cost import bound
 from rung.core.errors import RungError
 from rung.frontends.torch.oracle import to_numpy
-from rung.pipeline import Context, Stages
 from rung.program.ir import Module
 from rung.runtime.tensors import cloned
 from rung.targets.base import target
@@ -26,7 +26,7 @@ from rung.tools import check, judge
 from rung.tools.capture import Graph, capture
 from rung.tools.given import SEED, Given, UserError
 from rung.tools.judge import Arrays
-from rung.tools.show import Request, context_of
+from rung.tools.show import Request, compilation_of
 
 IMPORT, SOURCE = "program.import", "source"
 
@@ -52,7 +52,7 @@ def bisect(given: Given, request: Request) -> tuple[str, bool]:
     for n, graph in enumerate(found.graphs, 1):
         title = f"graph {n} of {len(found.graphs)}: {graph.kind}"
         lines.append(title)
-        for step in steps(graph, context_of(graph, target(request.target), request)):
+        for step in steps(graph, compilation_of(graph, target(request.target), request)):
             lines.append(str(step))
             if step.change and not wrong:
                 wrong = f"{step.name} is the first wrong pass, in {title}: it changes {step.change}"
@@ -60,32 +60,38 @@ def bisect(given: Given, request: Request) -> tuple[str, bool]:
     return "\n".join(lines) + "\n", not wrong
 
 
-def steps(graph: Graph, context: Context) -> Iterator[Step]:
+def steps(graph: Graph, compilation: Compilation) -> Iterator[Step]:
     """What each pass did to the result, down to the first that is wrong."""
     if graph.imported is None:
         yield Step(IMPORT, note=f"runs as it is: {graph.refused}")
         return
-    module, verdict = Module((graph.imported.func,)), verdict_of(graph)
     arrays = [to_numpy(x) for x in (*graph.inputs, *graph.imported.constants)]
-    new = _by_oracles(module, arrays)
+    history, verdict = compilation.history(graph.imported.func), verdict_of(graph)
+    new = _by_oracles(history.start, arrays)
     yield (last := Step(IMPORT, verdict(new)))
-    modules: dict[str, Module] = {}
-    for p in pipeline.PASSES:
+    for step in history.steps:
         if last.change:
             return
-        name, before = f"{p.rung}.{p.name}", module
+        name = step.ran.full_name
+        slow = step.ran.rung == "kernel" and _is_slow(step.before, compilation)
         try:
-            module = modules[p.rung] = pipeline.run_pass(p, module, context)
-            slow = p.rung == "kernel" and _is_slow(before, context)
-            if not slow and module is not before:
-                new = _by_oracles(module, arrays)
+            if not slow and step.after is not step.before:
+                new = _by_oracles(step.after, arrays)
         except (RungError, IndexError) as error:
-            yield Step(name, f"it to {type(error).__name__}: {str(error).splitlines()[0]}")
+            yield _raised(name, error)
             return
         last = Step(name, verdict(new))
         yield Step(name, note="compared with the source, for its size") if slow else last
-    if not last.change:
-        yield Step(SOURCE, verdict(compiled(graph, modules, context)))
+    if last.change:
+        return
+    if history.failed and history.error:
+        yield _raised(history.failed.full_name, history.error)
+    else:
+        yield Step(SOURCE, verdict(compiled(graph, compilation, history.at("kernel"))))
+
+
+def _raised(name: str, error: Exception) -> Step:
+    return Step(name, f"it to {type(error).__name__}: {str(error).splitlines()[0]}")
 
 
 def verdict_of(graph: Graph) -> Callable[[Arrays], str]:
@@ -99,10 +105,11 @@ def verdict_of(graph: Graph) -> Callable[[Arrays], str]:
     return lambda found: str(next(judge.wrong(found, wanted, bound, reference), ""))
 
 
-def _is_slow(module: Module, context: Context) -> bool:
+def _is_slow(module: Module, compilation: Compilation) -> bool:
     """Whether Kernel IR takes too long as Python."""
-    return sum(bound(k, context.machine, context.hints).ops + bound(
-        k, context.machine, context.hints).flops for k in module.kernels) > pipeline.SLOW
+    context = compilation.context
+    costs = [bound(k, context.machine, context.hints) for k in module.kernels]
+    return sum(c.ops + c.flops for c in costs) > pipeline.SLOW
 
 
 def _by_oracles(module: Module, arrays: Arrays) -> list[Any]:
@@ -111,12 +118,10 @@ def _by_oracles(module: Module, arrays: Arrays) -> list[Any]:
         return check.results(module, arrays)
 
 
-def compiled(graph: Graph, modules: dict[str, Module], context: Context) -> list[Any]:
+def compiled(graph: Graph, compilation: Compilation, module: Module) -> list[Any]:
     """The same by the code that runs in the end."""
     assert graph.imported is not None
-    source = context.target.emit(pipeline.generated(modules["kernel"]))
-    constants = graph.imported.constants
-    run = pipeline.executable(Stages(modules, context.target, source), constants)
+    run = compilation.executable(module, graph.imported.constants)
     return _outcome(graph, lambda *args: run(list(args)))
 
 

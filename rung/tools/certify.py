@@ -20,8 +20,8 @@ import torch
 from torch import nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from rung.entry import rung
 from rung.frontends.torch import observed
-from rung.frontends.torch.backend import rung
 from rung.runtime import pool
 from rung.runtime.tensors import cloned
 from rung.targets.base import target

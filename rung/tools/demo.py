@@ -23,7 +23,7 @@ from torch import nn
 
 from rung.core import trace
 from rung.core.trace import Event
-from rung.pipeline import Stages
+from rung.program.ir import Module
 from rung.tools import models
 from rung.tools.measure import launched, machine_facts, median, peak
 from rung.tools.models import Decoder, Sizes
@@ -208,14 +208,14 @@ def _report(events: Sequence[Event]) -> Iterator[str]:
     """Kernels and remaining calls of each graph that Rung compiled, and graphs that it declined."""
     for e in events:
         if e.kind == "compiled":
-            yield from _graph(e.data["stages"], events)
+            yield from _graph(e.data["history"].at("kernel"), events)
         elif (e.kind, e.place) == ("declined", "backend"):
             yield f"a graph runs without rung: {e.detail}"
 
 
-def _graph(stages: Stages, events: Sequence[Event]) -> Iterator[str]:
+def _graph(module: Module, events: Sequence[Event]) -> Iterator[str]:
     reasons = {e.subject: e.detail for e in events if (e.kind, e.place) == ("declined", "lower")}
-    kernels, calls = launched(stages)
+    kernels, calls = launched(module)
     yield (f"graph: {kernels.total()} launches of {len(kernels)} kernels, "
            f"{calls.total()} calls of ATen")
     yield "  kernels: " + ", ".join(_times(kernels))

@@ -16,24 +16,24 @@ from typing import Any
 
 from torch import nn
 
+from rung.compilation import History
 from rung.core import trace
 from rung.core.cost import Bound, bound
-from rung.core.errors import RungError
 from rung.core.op import Func, walk
 from rung.core.trace import Event
 from rung.frontends.torch import observed
 from rung.kernel.ir import Alloc, For
-from rung.pipeline import PASSES
 from rung.program import memory
 from rung.program.ir import KernelCall, Module
 from rung.runtime.stretches import native
-from rung.targets.base import Target, target
+from rung.targets import base
+from rung.targets.base import Target
 from rung.tools import costs, torch_side
 from rung.tools.capture import Capture, Graph
 from rung.tools.costs import Cost
 from rung.tools.flops import bytes_after, bytes_before, flops, peak
 from rung.tools.given import Given, UsageError
-from rung.tools.show import Request, captured, describe, modules, short, sites_of
+from rung.tools.show import Request, captured, describe, history_of, short, sites_of
 
 MOST = 12  # lines of one list in the default report
 FULL = 3  # kernels of which it tells everything
@@ -47,15 +47,22 @@ Data = dict[str, Any]
 
 @dataclass(frozen=True)
 class Reached:
-    """A graph, its modules by rung as far as they go, what happened on the way, and `failed`, why
-    it went no further. `whole` says that lists are not cut."""
+    """A graph, its way down as far as it goes, and `failed`, why it goes no further. `whole` says
+    that lists are not cut."""
 
     graph: Graph
-    machine: Target
-    modules: dict[str, Module]
-    events: list[Event]
+    target: Target
+    history: History | None = None
     failed: str = ""
     whole: bool = False
+
+    @property
+    def modules(self) -> dict[str, Module]:
+        return self.history.modules if self.history else {}
+
+    @property
+    def events(self) -> list[Event]:
+        return self.history.events if self.history else []
 
     @property
     def hints(self) -> dict[str, int]:
@@ -71,15 +78,15 @@ def report(given: Given, request: Request, only: Sequence[str] = ()) -> tuple[st
     """The report as text, and as the data that docs/json.md describes."""
     if unknown := [x for x in only if x not in SECTIONS]:
         raise UsageError(f"no section is called {unknown[0]!r}; there are {', '.join(SECTIONS)}")
-    found, machine = captured(given, request.train), target(request.target)
+    found, target = captured(given, request.train), base.target(request.target)
     wanted = [x for x in SECTIONS if x in (only or DEFAULT)]
-    parts = [[f"{given.label} on {machine.name}"], list(_graphs(found))]
-    reached = [_reached(graph, machine, request, bool(only)) for graph in found.graphs]
+    parts = [[f"{given.label} on {target.name}"], list(_graphs(found))]
+    reached = [_reached(graph, target, request, bool(only)) for graph in found.graphs]
     parts += [FRAMES[x](found) for x in wanted if x in FRAMES]
     parts += [list(_graph(n, len(reached), r, wanted)) for n, r in enumerate(reached, 1)]
     parts += [WHOLE[x](given, found, reached) for x in wanted if x in WHOLE]
     return "\n\n".join("\n".join(lines) for lines in parts if lines) + "\n", {
-        "label": given.label, "target": machine.name,
+        "label": given.label, "target": target.name,
         "breaks": [{"line": x.line, "reason": x.reason.strip()} for x in found.breaks],
         "recompiles": list(dict.fromkeys(found.recompiles)),
         "graphs": [_data(r) for r in reached],
@@ -97,7 +104,7 @@ def _data(reached: Reached) -> Data:
                 "operations": cost.ops, "bytes": cost.memory + cost.cache, "seconds": cost.seconds,
                 "bound": cost.reason, "mapping": _mapped(k, reached),
                 "from": describe(sites_of(loop, k), most=1 << 20)} for k in loop.kernels
-               for cost in [bound(k, reached.machine.machine, reached.hints)]]
+               for cost in [bound(k, reached.target.machine, reached.hints)]]
     return made | _numbers(imported.func, loop, reached) | {"kernels": kernels}
 
 
@@ -113,16 +120,14 @@ def _graphs(found: Capture) -> Iterator[str]:
     yield from (f"  recompiled because {x}" for x in dict.fromkeys(found.recompiles))
 
 
-def _reached(graph: Graph, machine: Target, request: Request, whole: bool) -> Reached:
-    made: dict[str, Module] = {}
-    failed = graph.refused
-    with trace.listen() as events:
-        try:
-            if graph.imported is not None:
-                made.update(modules(graph, machine, request))
-        except RungError as error:
-            failed = f"{type(error).__name__}: {error}"
-    return Reached(graph, machine, made, events, failed, whole)
+def _reached(graph: Graph, target: Target, request: Request, whole: bool) -> Reached:
+    if graph.imported is None:
+        return Reached(graph, target, failed=graph.refused, whole=whole)
+    with trace.listen():
+        history = history_of(graph, target, request)
+    error = history.error
+    failed = f"{type(error).__name__}: {error}" if error else ""
+    return Reached(graph, target, history, failed, whole)
 
 
 def _graph(n: int, total: int, reached: Reached, wanted: Sequence[str]) -> Iterator[str]:
@@ -141,11 +146,11 @@ def _graph(n: int, total: int, reached: Reached, wanted: Sequence[str]) -> Itera
 def _numbers(program: Func, loop: Module, reached: Reached) -> Data:
     """FLOPs, bytes and roofline of the graph."""
     found = flops(reached.modules["tensor"], reached.hints)
-    least = [bound(loop.kernel(op.callee), reached.machine.machine, reached.hints).seconds
+    least = [bound(loop.kernel(op.callee), reached.target.machine, reached.hints).seconds
              for op in loop.main.body.ops if isinstance(op, KernelCall)]
     return {"flops": found.total, "uncounted": list(found.uncounted),
             "bytes_before": bytes_before(program, reached.hints),
-            "bytes_after": bytes_after(loop, reached.machine.machine, reached.hints),
+            "bytes_after": bytes_after(loop, reached.target.machine, reached.hints),
             "kernel_calls": len(least), "seconds": sum(least),
             "peak_bytes": peak(reached.modules["kernel"], reached.hints)
             if "kernel" in reached.modules else None}
@@ -180,7 +185,7 @@ def _each_kernel(reached: Reached) -> Iterator[str]:
     if loop is None:
         return
     counts = _launches(loop)
-    least = {k.name: bound(k, reached.machine.machine, reached.hints) for k in loop.kernels}
+    least = {k.name: bound(k, reached.target.machine, reached.hints) for k in loop.kernels}
     dearest = sorted(least, key=lambda name: -least[name].seconds * counts[name])
     full = set(dearest if reached.whole else dearest[:FULL])
     for kernel in loop.kernels:
@@ -329,36 +334,25 @@ def _all_costs(found: Capture, reached: Sequence[Reached]) -> Iterator[Cost]:
     for n, x in enumerate(found.breaks if reached else ()):
         r = reached[n if known else 0]
         before = r.graph.imported.func if known and r.graph.imported else None
-        yield costs.of_break(before, x.reason.splitlines()[0], x.line, r.machine.machine, r.hints)
+        yield costs.of_break(before, x.reason.splitlines()[0], x.line, r.target.machine, r.hints)
     for r in reached:
         if r.failed and r.graph.imported:
-            yield costs.of_graph(r.graph.imported.func, r.failed, r.machine.machine, r.hints)
+            yield costs.of_graph(r.graph.imported.func, r.failed, r.target.machine, r.hints)
         elif r.modules:
-            module, events = list(r.modules.values())[-1], _last_run(r.events)
-            yield from costs.of_calls(module, events, r.machine.machine, r.hints)
-            yield from costs.of_fusions(r.modules["program"], events, r.machine.machine, r.hints)
-
-
-def _last_run(events: Sequence[Event]) -> Sequence[Event]:
-    """What happened from the first pass on, the second time where a refused mapping made one."""
-    first = "ran", PASSES[0].rung, PASSES[0].name
-    starts = [n for n, e in enumerate(events) if (e.kind, e.place, e.subject) == first]
-    return events[starts[-1]:] if len(starts) > 1 else events
+            module = list(r.modules.values())[-1]
+            yield from costs.of_calls(module, r.events, r.target.machine, r.hints)
+            yield from costs.of_fusions(r.modules["program"], r.events, r.target.machine, r.hints)
 
 
 # --- what is there for the asking
 
 def _passes(reached: Reached) -> Iterator[str]:
     """Each pass, the rules that fired in it by number, and its time."""
-    fired: Counter[str] = Counter()
-    for e in reached.events:
-        if e.kind == "ran":
-            rules = ", ".join(f"{name} {n}" for name, n in fired.items())
-            yield (f"  {f'{e.place}.{e.subject}':<24} {e.data['seconds'] * 1e3:8.2f} ms"
-                   + (f"  fired: {rules}" if rules else ""))
-            fired.clear()
-        elif e.kind == "fired":
-            fired[e.place] += 1
+    for step in reached.history.steps if reached.history else ():
+        fired = Counter(e.place for e in step.events if e.kind == "fired")
+        rules = ", ".join(f"{name} {n}" for name, n in fired.items())
+        yield (f"  {step.ran.full_name:<24} {step.seconds * 1e3:8.2f} ms"
+               + (f"  fired: {rules}" if rules else ""))
 
 
 def _plan(reached: Reached) -> Iterator[str]:

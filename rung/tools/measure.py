@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from rung.core.parse import parse_module
-from rung.pipeline import VOCABULARIES, Stages, verify_module
+from rung.pipeline import VOCABULARIES, verify_module
 from rung.program.ir import Call, KernelCall, Module
 from rung.targets.base import Target
 
@@ -60,9 +60,9 @@ def peak(run: Thunk) -> int:
     return 1024 * next(int(x.split()[1]) for x in lines if x.startswith("VmHWM"))
 
 
-def launched(stages: Stages) -> tuple[Counter[str], Counter[str]]:
+def launched(module: Module) -> tuple[Counter[str], Counter[str]]:
     """How often a graph launches each kernel, and calls each ATen overload."""
-    ops = stages.modules["kernel"].main.body.ops
+    ops = module.main.body.ops
     return (Counter(op.callee for op in ops if isinstance(op, KernelCall)),
             Counter(op.target for op in ops if isinstance(op, Call)))
 
@@ -94,13 +94,13 @@ kernel-ir peak(x: f32[{rows},{lanes}]) -> y: f32[{chains},{lanes}]
 """
 
 
-def fma_loop(machine: Target) -> tuple[Thunk, float]:
+def fma_loop(target: Target) -> tuple[Thunk, float]:
     """A generated loop of independent FMAs on one core, and the operations in it."""
-    lanes = machine.machine.lanes
+    lanes = target.machine.lanes
     text = PEAK.format(lanes=lanes, rows=CHAINS + 2, chains=CHAINS, steps=STEPS)
     kernels = parse_module(text, VOCABULARIES)
     verify_module(Module((), kernels))
-    launch = machine.load(kernels, machine.emit(kernels))["peak"]
+    launch = target.load(kernels, target.emit(kernels))["peak"]
     x, y = torch.rand(CHAINS + 2, lanes), torch.empty(CHAINS, lanes)  # equal chains would merge
     return lambda: launch(x.data_ptr(), y.data_ptr()), 2.0 * lanes * CHAINS * STEPS
 

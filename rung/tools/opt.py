@@ -16,20 +16,22 @@ from pathlib import Path
 
 import numpy as np
 
+from rung.compilation import Compilation
 from rung.core.config import Settings
 from rung.core.errors import ParseError, RungError
 from rung.core.op import walk
 from rung.core.parse import parse_module
-from rung.pipeline import PASSES, RUNGS, VOCABULARIES, Context, Pass, run_pass, verify_module
+from rung.pipeline import PASSES, RUNGS, VOCABULARIES, Pass, verify_module
 from rung.program.ir import Composite, Module
-from rung.targets.base import Target, target
+from rung.targets import base
+from rung.targets.base import Target
 from rung.tensor import ir as tensor
 from rung.tile.mapping import parse_mapping
 from rung.tools import check
 from rung.tools.given import UsageError
 from rung.tools.show import GRAPH, all_kernels, wrapped
 
-PASS_NAMES = tuple(f"{p.rung}.{p.name}" for p in PASSES)
+PASS_NAMES = tuple(p.full_name for p in PASSES)
 
 
 @dataclass(frozen=True)
@@ -45,14 +47,14 @@ class Request:
 def opt(path: str, request: Request) -> str:
     """The text for stdout. ParseError and VerifyError if the file is no dump."""
     text = sys.stdin.read() if path == "-" else _text(path)
-    machine = target(request.target)
+    target = base.target(request.target)
     parts = _graphs(text)
     before = [parsed(body, path) for _, body in parts]
-    after = [_changed(m, machine, request) for m in before]
+    after = [_changed(m, target, request) for m in before]
     notes = [_compared(a, b) if request.run else [] for a, b in zip(before, after, strict=True)]
     if request.to == "source":
         lines = [f"// {x}" for note in notes for x in note]
-        return machine.emit(all_kernels(after)) + "".join(f"{x}\n" for x in lines)
+        return target.emit(all_kernels(after)) + "".join(f"{x}\n" for x in lines)
     return "\n".join(head + wrapped(f"{module}\n") + "".join(f"# {x}\n" for x in note)
                      for (head, _), module, note in zip(parts, after, notes, strict=True))
 
@@ -104,25 +106,22 @@ def rung_of(module: Module) -> str:
 
 # --- passes
 
-def _changed(module: Module, machine: Target, request: Request) -> Module:
-    context = Context(machine, Settings.from_environment().precision)
-    steps = [_pass(name) for name in request.passes]
-    for step in steps:
-        module = run_pass(step, module, context)
-    if steps:
+def _changed(module: Module, target: Target, request: Request) -> Module:
+    compilation = Compilation(target, Settings.from_environment().precision)
+    if steps := [_pass(name) for name in request.passes]:
+        module = compilation.history(module, steps).reached()
         verify_module(module, steps[-1].name)
-    for step in _between(rung_of(module), request.to) if request.to else ():
-        module = run_pass(step, module, context)
-    return module
+    steps = list(_between(rung_of(module), request.to)) if request.to else []
+    return compilation.history(module, steps).reached()
 
 
 def _pass(name: str) -> Pass:
     """The pass of a name, with or without its rung: `loop.simplify`, `fuse`."""
-    found = [p for p in PASSES if name in (p.name, f"{p.rung}.{p.name}")]
+    found = [p for p in PASSES if name in (p.name, p.full_name)]
     if len(found) == 1:
         return found[0]
     if found:
-        both = " or ".join(f"{p.rung}.{p.name}" for p in found)
+        both = " or ".join(p.full_name for p in found)
         raise UsageError(f"there are several passes {name!r}: say {both}")
     raise UsageError(f"no pass is called {name!r}; there are {', '.join(PASS_NAMES)}")
 

@@ -17,19 +17,19 @@ from typing import Any
 import torch
 from torch import fx
 
-from rung import pipeline
+from rung.compilation import Compilation
 from rung.core.errors import RungError
 from rung.core.op import Func
 from rung.core.types import TensorType
 from rung.frontends.torch.importer import import_graph
-from rung.pipeline import Context
 from rung.program.ir import Module
 from rung.runtime.tensors import cloned
-from rung.targets.base import buffers_of, is_library, symbols_of, target
+from rung.targets import base
+from rung.targets.base import buffers_of, is_library, symbols_of
 from rung.tools import bisect, judge
 from rung.tools.capture import Graph, capture
 from rung.tools.given import SEED, Given, UserError
-from rung.tools.show import Request, alone, context_of, modules, wrapped
+from rung.tools.show import Request, alone, compilation_of, history_of, wrapped
 
 Args = list[Any]
 Results = Sequence[Any]
@@ -88,17 +88,17 @@ def repro(given: Given, request: Request, kernel: str = "", out: str = "") -> st
     if not usable:
         why = [g.refused for g in found.graphs] or [found.nothing]
         raise UserError(f"{given.label}: there is no graph that rung compiles: {why[0]}")
-    context = context_of(usable[0], target(request.target), request)
     for graph in usable:
-        if differs(graph, replace(context, hints=graph.hints)):
-            graph = shrunk(graph, replace(context, hints=graph.hints))
+        compilation = compilation_of(graph, base.target(request.target), request)
+        if differs(graph, compilation):
+            graph = shrunk(graph, compilation)
             return text(graph, f"{given.label}: rung and eager differ", request.target, out)
     return text(usable[0], f"{given.label}: rung and eager agree", request.target, out)
 
 
 # --- a graph as Python
 
-def text(graph: Graph, title: str, machine: str = "cpu", out: str = "") -> str:
+def text(graph: Graph, title: str, target: str = "cpu", out: str = "") -> str:
     """The Python file of one graph on its inputs; with `out`, their values go to a file beside."""
     assert graph.imported is not None
     module, inputs = closed(graph.module, graph.inputs)
@@ -110,7 +110,7 @@ def text(graph: Graph, title: str, machine: str = "cpu", out: str = "") -> str:
         made = "".join(f"\n        {_input(x)}," for x in inputs)
     code = str(module.code).strip().replace("\n", "\n    ")
     return TEMPLATE.format(title=title, code=code, inputs=made, seed=SEED, bound=judge.tolerance(
-        Module((graph.imported.func,))), options={"target": machine, "strict": True})
+        Module((graph.imported.func,))), options={"target": target, "strict": True})
 
 
 def closed(module: fx.GraphModule, inputs: Results) -> tuple[fx.GraphModule, Args]:
@@ -144,22 +144,19 @@ def _input(x: Any) -> str:
 
 # --- cutting a graph down
 
-def differs(graph: Graph, context: Context) -> bool:
+def differs(graph: Graph, compilation: Compilation) -> bool:
     """Whether rung computes a graph otherwise than torch, or cannot compile it."""
     if graph.imported is None:
         return False
-    module = Module((graph.imported.func,))
-    made: dict[str, Module] = {}
     try:
-        for p in pipeline.PASSES:
-            module = made[p.rung] = pipeline.run_pass(p, module, context)
-        new = bisect.compiled(graph, made, context)
+        module = compilation.history(graph.imported.func).reached()
+        new = bisect.compiled(graph, compilation, module)
     except RungError:
         return True
     return bool(bisect.verdict_of(graph)(new))
 
 
-def shrunk(graph: Graph, context: Context) -> Graph:
+def shrunk(graph: Graph, compilation: Compilation) -> Graph:
     """A part of `graph` that still differs: its operators up to the first wrong one, and of these
     the last ones that do not work without each other; what comes before is an input."""
     values = Recorder(graph.module).record(graph.inputs)
@@ -170,12 +167,12 @@ def shrunk(graph: Graph, context: Context) -> Graph:
 
     def part(last: fx.Node, first: int) -> Graph:
         return cut(graph, nodes[first:], last, values)
-    last = _least(len(ends) - 1, lambda k: differs(part(ends[k], 0), context))
+    last = _least(len(ends) - 1, lambda k: differs(part(ends[k], 0), compilation))
     end = ends[last]
-    if not differs(part(end, 0), context):
+    if not differs(part(end, 0), compilation):
         return graph
     behind = nodes.index(end)
-    back = _least(behind, lambda k: differs(part(end, behind - k), context))
+    back = _least(behind, lambda k: differs(part(end, behind - k), compilation))
     return part(end, behind - back)
 
 
@@ -239,15 +236,15 @@ def _source(node: fx.Node) -> fx.Node:
 # --- a kernel
 
 def _kernel(graphs: Sequence[Graph], request: Request, name: str, as_c: bool) -> str:
-    machine, known = target(request.target), dict[str, Func]()
+    target, known = base.target(request.target), dict[str, Func]()
     for graph in graphs:
         if graph.imported is None:
             continue
         rung = "kernel" if as_c else "tile"
-        reached = dict(modules(graph, machine, replace(request, rung=rung)))
-        known |= {k.name: k for k in reached[rung].kernels}
+        history = history_of(graph, target, replace(request, rung=rung))
+        known |= {k.name: k for k in history.at(rung).kernels}
         if name in known and as_c and not is_library(known[name]):
-            return machine.emit([known[name]]) + c_main(known[name], graph.hints)
+            return target.emit([known[name]]) + c_main(known[name], graph.hints)
         if name in known:
             return "# rung opt THIS.ir --to kernel --run\n" + wrapped(str(alone(known[name])))
     raise UserError(f"no kernel is called {name!r}; there are {', '.join(known)}")

@@ -14,16 +14,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from rung.core import origins, trace
+from rung import pipeline
+from rung.compilation import Compilation, History, generated, read_mappings
+from rung.core import origins
 from rung.core.config import Settings
-from rung.core.errors import LoweringError, MappingError, RungError
+from rung.core.errors import RungError
 from rung.core.lexer import TOKEN
 from rung.core.op import Block, Func, Op, Value
 from rung.core.origins import Origin
 from rung.core.text import print_func
-from rung.pipeline import PASSES, Context, generated, read_mappings, run_pass
 from rung.program.ir import Call, KernelCall, Module, Return
-from rung.targets.base import Target, is_library, target
+from rung.targets import base
+from rung.targets.base import Target, is_library
 from rung.tools.capture import Capture, Graph, capture
 from rung.tools.flops import is_free
 from rung.tools.given import EXPRESSION, Given, UsageError, UserError
@@ -53,16 +55,17 @@ def show(given: Given, request: Request) -> str:
     found = captured(given, request.train)
     if not found.graphs:
         raise UserError(f"{given.label}: {found.nothing}")
-    machine = target(request.target)
+    target = base.target(request.target)
     if request.kernel:
-        return _one(found, machine, request)
+        return _one(found, target, request)
     if request.rung == "all":
-        return "\n".join(_everything(found, machine, request))
+        return "\n".join(_everything(found, target, request))
     if request.rung == "torch":
         return _joined(found, [g.code for g in found.graphs])
-    reached = [module_at(g, machine, request) for g in found.graphs]
+    want = "kernel" if request.rung == "source" else request.rung
+    reached = [history_of(g, target, request).at(want) for g in found.graphs]
     if request.rung == "source":
-        return machine.emit(all_kernels(reached))
+        return target.emit(all_kernels(reached))
     return _joined(found, ["".join(f"# {x}\n" for x in index(m)) + annotated(m) for m in reached])
 
 
@@ -86,49 +89,25 @@ def _joined(found: Capture, texts: Sequence[str]) -> str:
 
 # --- going down
 
-def modules(graph: Graph, machine: Target, request: Request) -> Iterator[tuple[str, Module]]:
-    """(rung, module) of a graph, from `program` down to the rung that was asked for; below `tensor`
-    all of them, as a mapping that is lacking changes what is fused."""
+def history_of(graph: Graph, target: Target, request: Request) -> History:
+    """The way of a graph down to the rung that was asked for; below `tensor` all of it, as a
+    mapping that is lacking changes what is fused. RungError for a graph without a program."""
     if graph.imported is None:
-        raise RungError(f"the {graph.kind} graph stays with torch: {graph.refused}")
-    module, context = Module((graph.imported.func,)), context_of(graph, machine, request)
-    down: list[tuple[str, Module]] = []
-    try:
-        for pair in _down(module, context):
-            down.append(pair)
-            if pair[0] == request.rung in ("program", "tensor"):
-                break
-    except MappingError as error:
-        down = []
-        trace.emit("declined", "choose", module.main.name, str(error))
-        yield from _down(module, replace(context, careful=True))
-    finally:
-        yield from down
+        raise RungError(untaken(graph))
+    above = {"program": ("program",), "tensor": ("program", "tensor")}.get(request.rung)
+    passes = [p for p in pipeline.PASSES if above is None or p.rung in above]
+    return compilation_of(graph, target, request).history(graph.imported.func, passes)
 
 
-def _down(module: Module, context: Context) -> Iterator[tuple[str, Module]]:
-    for step, after in zip(PASSES, (*PASSES[1:], None), strict=True):
-        try:
-            module = run_pass(step, module, context)
-        except RungError:
-            raise
-        except Exception as error:  # a bug of ours, which costs the user a graph, not the program
-            raise LoweringError(f"a bug in {step.rung}.{step.name}: {type(error).__name__}: {error}"
-                                ) from error
-        if after is None or after.rung != step.rung:
-            yield step.rung, module
+def untaken(graph: Graph) -> str:
+    """Why a graph has no program."""
+    return f"the {graph.kind} graph stays with torch: {graph.refused}"
 
 
-def context_of(graph: Graph, machine: Target, request: Request) -> Context:
-    """What the passes may ask about, for a graph of the command line."""
-    return Context(machine, Settings.from_environment().precision, graph.hints,
-                   read_mappings(request.mapping))
-
-
-def module_at(graph: Graph, machine: Target, request: Request) -> Module:
-    """The module of a graph on the rung that was asked for."""
-    want = "kernel" if request.rung == "source" else request.rung
-    return next(m for rung, m in modules(graph, machine, request) if rung == want)
+def compilation_of(graph: Graph, target: Target, request: Request) -> Compilation:
+    """How a graph of the command line is compiled."""
+    return Compilation(target, Settings.from_environment().precision, graph.hints,
+                       read_mappings(request.mapping))
 
 
 def all_kernels(reached: Sequence[Module]) -> list[Func]:
@@ -143,32 +122,25 @@ def all_kernels(reached: Sequence[Module]) -> list[Func]:
 
 # --- every rung at once
 
-def _everything(found: Capture, machine: Target, request: Request) -> Iterator[str]:
+def _everything(found: Capture, target: Target, request: Request) -> Iterator[str]:
     total = len(found.graphs)
     for n, graph in enumerate(found.graphs, 1):
         where = f", graph {n} of {total} ({graph.kind})" if total > 1 else ""
-        reached: list[tuple[str, Module]] = []
-        why = ""
-        try:
-            reached.extend(modules(graph, machine, request))
-        except RungError as error:
-            if graph.imported is not None:
-                raise
-            why = str(error)
-        module = reached[-1][1] if reached else None
-        rows = index(module) if module else []
-        if rows:
-            many = module is not None and len(module.kernels) > MANY
+        if graph.imported is None:
+            yield _section("torch", where, graph.code)
+            yield _section("stops", where, untaken(graph))
+            continue
+        history = history_of(graph, target, request)
+        module = history.at("kernel")
+        if rows := index(module):
+            many = len(module.kernels) > MANY
             yield _section("index", where, "\n".join([*rows, *MORE * many]))
             if many:
                 continue
         yield _section("torch", where, graph.code)
-        for rung, lowered in reached:
+        for rung, lowered in history.modules.items():
             yield _section(rung, where, annotated(lowered))
-        if module is None:
-            yield _section("stops", where, why)
-        else:
-            yield _section("source", f" for {machine.name}{where}", machine.emit(generated(module)))
+        yield _section("source", f" for {target.name}{where}", target.emit(generated(module)))
 
 
 MORE = ("", "--kernel NAME prints one of them on its rungs, --rung RUNG all of them on one",)
@@ -199,25 +171,26 @@ def index(module: Module) -> list[str]:
     return rows
 
 
-def _one(found: Capture, machine: Target, request: Request) -> str:
+def _one(found: Capture, target: Target, request: Request) -> str:
     """The kernel that was asked for, on its rungs or one of them."""
     rungs = OF_KERNELS if request.rung == "all" else (request.rung,)
     known: dict[str, None] = {}
     for graph in (g for g in found.graphs if g.imported):
-        reached = dict(modules(graph, machine, replace(request, rung="kernel")))
-        known |= dict.fromkeys(k.name for k in reached["kernel"].kernels)
+        history = history_of(graph, target, replace(request, rung="kernel"))
+        known |= dict.fromkeys(k.name for k in history.at("kernel").kernels)
         if request.kernel in known:
-            texts = {rung: _kernel_text(reached, rung, machine, request.kernel) for rung in rungs}
+            texts = {rung: _kernel_text(history, rung, request.kernel) for rung in rungs}
             return texts[rungs[0]] if len(rungs) == 1 else "\n".join(
                 _section(rung, "", text) for rung, text in texts.items())
     raise UserError(f"no kernel is called {request.kernel!r}; there are {', '.join(known)}")
 
 
-def _kernel_text(reached: Mapping[str, Module], rung: str, machine: Target, name: str) -> str:
-    module = reached["kernel" if rung == "source" else rung]
+def _kernel_text(history: History, rung: str, name: str) -> str:
+    module = history.at("kernel" if rung == "source" else rung)
     kernel = module.kernel(name)
     if rung == "source":
-        return machine.emit([kernel]) if not is_library(kernel) else f"// {name} is a library's\n"
+        library = is_library(kernel)
+        return f"// {name} is a library's\n" if library else history.target.emit([kernel])
     lines = describe(sites_of(module, kernel))
     return "".join(f"# {name}: {x}\n" for x in lines) + wrapped(f"{alone(kernel)}\n")
 

@@ -19,6 +19,7 @@ import torch
 from torch import fx
 
 from rung import pipeline
+from rung.compilation import Compilation, lines_of, read_mappings
 from rung.core import origins
 from rung.core.config import Settings
 from rung.core.op import Effect, Func, Op, Value, walk
@@ -26,7 +27,7 @@ from rung.core.options import Options
 from rung.frontends.torch.importer import Imported
 from rung.frontends.torch.oracle import to_numpy
 from rung.frontends.torch.sources import origin_of
-from rung.pipeline import Context, Stages
+from rung.frontends.torch.types import hints_of
 from rung.program.ir import Call, Check, KernelCall, Module, Return
 from rung.runtime.tensors import cloned
 from rung.targets.base import target
@@ -102,7 +103,7 @@ class Verified:
 
     def graph(self, inputs: Args) -> Graph:
         """This graph with the inputs of one call."""
-        hints = pipeline.hints_of(self.imported.func, inputs)
+        hints = hints_of(self.imported.func, inputs)
         return Graph("graph", self.module, self.imported, "", hints, inputs)
 
 
@@ -185,17 +186,14 @@ def culprit(graph: Graph, options: Options, error: Exception | None = None) -> s
     Layers are not outlined, so that each kernel has operators of its own.
     """
     assert graph.imported is not None
-    context = Context(target(options.target), options.precision, graph.hints,
-                      pipeline.read_mappings(options.mappings))
-    module, made = Module((graph.imported.func,)), dict[str, Module]()
-    for p in pipeline.PASSES:
-        if p.name != "outline":
-            module = pipeline.run_pass(p, module, context)
-        made[p.rung] = module
-    ops, at = _until(error, module.main.body.ops, pipeline.lines_of(graph.imported.func))
+    compilation = Compilation(target(options.target), options.precision, graph.hints,
+                              read_mappings(options.mappings))
+    passes = [p for p in pipeline.PASSES if p.name != "outline"]
+    module = compilation.history(graph.imported.func, passes).reached()
+    ops, at = _until(error, module.main.body.ops, lines_of(graph.imported.func))
     recorder = Recorder(graph.module)
     eager = outcome(recorder.record, graph.inputs)
-    kernel = _diverging(module.main.with_ops(ops), module, graph, context, made, recorder.values)
+    kernel = _diverging(module.main.with_ops(ops), module, graph, compilation, recorder.values)
     if not (kernel or at) and eager.error:
         node = next(n for n in graph.module.graph.nodes if n not in recorder.values)
         at = f"{node.target} ({origin_of(node).line}), which raises in eager"
@@ -212,15 +210,15 @@ def _until(error: Exception | None, ops: Sequence[Op], lines: Mapping[str, str]
     return ops[:-1], ""
 
 
-def _diverging(main: Func, module: Module, graph: Graph, context: Context,
-               made: dict[str, Module], known: Mapping[fx.Node, object]) -> str:
+def _diverging(main: Func, module: Module, graph: Graph, compilation: Compilation,
+               known: Mapping[fx.Node, object]) -> str:
     """The first kernel of `main` whose result is not among what is `known` of its operators."""
     assert graph.imported is not None
     right = {n.name: x for n, x in known.items() if isinstance(x, torch.Tensor)}
     bound = judge.tolerance(Module((graph.imported.func,)))
     calls = [(op, r) for op in main.body.ops if isinstance(op, KernelCall)
              for r in op.results[len(op.updates):]]
-    values = _values(main, module, [r for _, r in calls], graph, context, made)
+    values = _values(main, module, [r for _, r in calls], graph, compilation)
     for (op, result), value in zip(calls, values, strict=True):
         theirs = [right[o.node] for o in origins.of(result) if o.node in right]
         same = [x for x in theirs if (x.numel(), x.dtype) == (value.numel(), value.dtype)]
@@ -230,15 +228,13 @@ def _diverging(main: Func, module: Module, graph: Graph, context: Context,
     return ""
 
 
-def _values(main: Func, module: Module, results: Sequence[Value], graph: Graph, context: Context,
-            made: dict[str, Module]) -> Sequence[torch.Tensor]:
+def _values(main: Func, module: Module, results: Sequence[Value], graph: Graph,
+            compilation: Compilation) -> Sequence[torch.Tensor]:
     """What the kernels of `main` give, in one run that returns all of it."""
     assert graph.imported is not None
     main = main.with_ops([*main.body.ops, Return(tuple(results))])
     lowest = Module((main, *module.programs[1:]), module.kernels)
-    source = context.target.emit(pipeline.generated(module))
-    run = pipeline.executable(Stages(made | {"kernel": lowest}, context.target, source),
-                              graph.imported.constants)
+    run = compilation.executable(lowest, graph.imported.constants)
     torch.manual_seed(SEED)
     with torch.no_grad():
         return run(cloned(graph.inputs))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -95,17 +94,16 @@ def run(imported: Imported, args: Sequence[Any]) -> tuple[tuple[torch.Tensor, ..
     return run_program(lowered, [*inputs, *imported.constants]), lowered
 
 
-class OraclePipeline(types.ModuleType):
-    """Stands in for `rung.pipeline`: runs each lowered program on NumPy and keeps it."""
+class OraclePipeline:
+    """Stands in for the passes: runs each lowered program on NumPy and keeps it."""
 
     def __init__(self) -> None:
-        super().__init__("rung.pipeline")
         self.imported: list[Func] = []
         self.lowered: list[Func] = []
         self.options: list[Any] = []
 
     def compile_program(self, func: Func, options: Any, constants: Sequence[torch.Tensor],
-                        example_inputs: Sequence[Any]) -> Callable[..., Any]:
+                        hints: Mapping[str, int]) -> Callable[..., Any]:
         low = lower(func)
         for f in (func, low):
             check(f)

@@ -30,7 +30,7 @@ def test_math_attention_is_lowered_whole(named: dict[str, Any]) -> None:
         y = torch.compile(fn, backend="rung", fullgraph=True, options={"strict": True})(*leaves)
         found = torch.autograd.grad(y, leaves, grad)
     assert declined(events) == []
-    graphs = [e.data["stages"] for e in events if e.kind == "compiled"]
+    graphs = [e.data["history"] for e in events if e.kind == "compiled"]
     calls = [op.target for g in graphs for op in g.modules["kernel"].main.body.ops
              if isinstance(op, Call)]
     assert len(graphs) == 2
@@ -79,7 +79,7 @@ def test_opened_attention_and_its_gradients(name: str, dtype: torch.dtype,
     attend = F.scaled_dot_product_attention
     with trace.listen() as events:
         found = of(torch.compile(attend, backend="rung", options={"strict": True}), dtype)
-    graphs = [e.data["stages"] for e in events if e.kind == "compiled"]
+    graphs = [e.data["history"] for e in events if e.kind == "compiled"]
     calls = [op.target for g in graphs for op in g.modules["kernel"].main.body.ops
              if isinstance(op, Call)]
     assert declined(events) == []

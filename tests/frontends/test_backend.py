@@ -15,6 +15,7 @@ import torch
 from frontends.capture import OraclePipeline, calls, composites
 from torch import Tensor, fx, nn
 
+from rung import entry
 from rung.core import origins
 from rung.core.errors import RungError, Unsupported
 from rung.core.op import Value
@@ -30,13 +31,13 @@ F32, BF16 = torch.float32, torch.bfloat16
 def pipeline(monkeypatch: pytest.MonkeyPatch) -> Iterator[OraclePipeline]:
     torch._dynamo.reset()
     stand_in = OraclePipeline()
-    monkeypatch.setitem(sys.modules, "rung.pipeline", stand_in)
+    monkeypatch.setattr(entry.rung, "compile_program", stand_in.compile_program)
     yield stand_in
     torch._dynamo.reset()
 
 
 def compiled(fn: Callable[..., Any], dynamic: bool = False, **options: Any) -> Callable[..., Any]:
-    return torch.compile(fn, backend=backend.rung, dynamic=dynamic, fullgraph=True,
+    return torch.compile(fn, backend=entry.rung, dynamic=dynamic, fullgraph=True,
                          options={"strict": True, **options})
 
 
@@ -304,10 +305,10 @@ def test_what_is_unsupported_runs_as_it_is(strict: bool, pipeline: OraclePipelin
     def refuse(*_: object) -> None:
         raise Unsupported("not today")
 
-    monkeypatch.setattr(pipeline, "compile_program", refuse)
-    run = torch.compile(relu_mm, backend=backend.rung, options={"strict": strict})
+    monkeypatch.setattr(entry.rung, "compile_program", refuse)
+    run = torch.compile(relu_mm, backend=entry.rung, options={"strict": strict})
     args = relu_mm_inputs(3, F32)
-    backend.rung.reset()
+    entry.rung.reset()
     if strict:
         with pytest.raises(Exception, match="not today"):
             run(*args)
@@ -354,7 +355,7 @@ def test_an_error_of_tracing_is_the_error_of_eager() -> None:
 def test_options_are_checked(options: dict[str, Any], message: str) -> None:
     torch._dynamo.reset()
     with pytest.raises(Exception, match=message):
-        torch.compile(relu_mm, backend=backend.rung, options=options)(*relu_mm_inputs(3, F32))
+        torch.compile(relu_mm, backend=entry.rung, options=options)(*relu_mm_inputs(3, F32))
 
 
 def test_torchs_modes_are_known() -> None:
@@ -365,13 +366,13 @@ def test_torchs_modes_are_known() -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_modes_run_and_say_once_that_they_change_nothing(
         mode: str, pipeline: OraclePipeline, caplog: pytest.LogCaptureFixture) -> None:
-    backend.reset()
+    entry.rung.reset()
     x, y, z = relu_mm_inputs(3, F32)
     with caplog.at_level(logging.WARNING, logger="rung"), torch.no_grad():
         for _ in range(2):
             torch._dynamo.reset()
             backend._warned.update(m.removeprefix("rung: ") for m in caplog.messages)
-            run = torch.compile(relu_mm, backend=backend.rung, mode=mode)
+            run = torch.compile(relu_mm, backend=entry.rung, mode=mode)
             check_close(run(x, y, z), relu_mm(x, y, z))
     assert caplog.messages == [f"rung: mode {mode!r} does what 'default' does: {why}"
                                for why in (MODES[mode],) if why]
@@ -385,7 +386,7 @@ def test_the_garbage_collector_is_as_it_was(enabled: bool, monkeypatch: pytest.M
     try:
         (gc.enable if enabled else gc.disable)()
         with pytest.raises(RungError):
-            backend.compile_graph(fx.GraphModule(nn.Module(), fx.Graph()), (),
+            entry.rung.compile_graph(fx.GraphModule(nn.Module(), fx.Graph()), (),
                                   Options(strict=True))
         assert seen == [False] and gc.isenabled() is enabled
     finally:
@@ -395,7 +396,7 @@ def test_the_garbage_collector_is_as_it_was(enabled: bool, monkeypatch: pytest.M
 def test_an_unknown_mode_names_those_that_exist() -> None:
     torch._dynamo.reset()
     with pytest.raises(Exception, match="no mode 'fast'; it has default, reduce-overhead"):
-        torch.compile(relu_mm, backend=backend.rung, mode="fast")(*relu_mm_inputs(3, F32))
+        torch.compile(relu_mm, backend=entry.rung, mode="fast")(*relu_mm_inputs(3, F32))
 
 
 def test_options_reach_the_pipeline(pipeline: OraclePipeline) -> None:
@@ -407,14 +408,12 @@ def test_options_reach_the_pipeline(pipeline: OraclePipeline) -> None:
 def test_inductor_is_not_loaded() -> None:
     """AOTAutograd itself imports parts of it; the compiler must stay out."""
     code = """if True:
-        import sys, types, torch
-        from rung.frontends.torch.backend import rung
+        import sys, torch
+        from rung.entry import rung
         from rung.frontends.torch.aten import lower
         sys.path.insert(0, "tests")
         from frontends.capture import run_program
-        stand_in = types.ModuleType("rung.pipeline")
-        stand_in.compile_program = lambda f, o, c, x: lambda a: run_program(lower(f), [*a, *c])
-        sys.modules["rung.pipeline"] = stand_in
+        rung.compile_program = lambda f, o, c, x: lambda a: run_program(lower(f), [*a, *c])
         w = torch.randn(4, 4, requires_grad=True)
         torch.compile(lambda x: torch.relu(x @ w), backend=rung)(torch.randn(4, 4)).sum().backward()
         heavy = ("compile_fx", "graph", "ir", "lowering", "scheduler", "decomposition")

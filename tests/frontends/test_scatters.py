@@ -227,7 +227,7 @@ def test_a_check_comes_before_the_write_that_it_guards() -> None:
     compiled = rung(WRITES["index_fill"], dynamic=False)
     with trace.listen() as events:
         compiled(tame((6,)), torch.tensor([0]))
-    (stages,) = (e.data["stages"] for e in events if e.kind == "compiled")
+    (stages,) = (e.data["history"] for e in events if e.kind == "compiled")
     ops = stages.modules["kernel"].main.body.ops
     (check,) = (n for n, op in enumerate(ops) if isinstance(op, Check))
     (write,) = (n for n, op in enumerate(ops) if isinstance(op, KernelCall) and op.updates)

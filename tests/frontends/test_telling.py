@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from rung import pipeline
+from rung import entry, pipeline
 from rung.core import trace
-from rung.frontends.torch import backend, compat
+from rung.frontends.torch import compat
 
 PROGRAM = """\
 import torch
@@ -26,7 +26,7 @@ with torch.no_grad():
 def compile_one() -> None:
     torch._dynamo.reset()
     with torch.no_grad():
-        torch.compile(lambda x: torch.floor(x) + 1, backend=backend.rung)(torch.randn(8))
+        torch.compile(lambda x: torch.floor(x) + 1, backend=entry.rung)(torch.randn(8))
 
 
 def test_each_module_has_its_logger(caplog: pytest.LogCaptureFixture) -> None:
@@ -34,7 +34,7 @@ def test_each_module_has_its_logger(caplog: pytest.LogCaptureFixture) -> None:
         compile_one()
     found = {(r.name, r.levelname) for r in caplog.records}
     assert {("rung.loop.fuse", "DEBUG"), ("rung.tile.choose", "DEBUG"),
-            ("rung.pipeline", "INFO")} <= found
+            ("rung.compilation", "INFO")} <= found
     assert "graph main: 2 ops of ATen, 1 launches of 1 kernels, 0 calls of ATen left" in caplog.text
     assert "fuse fired floor into add" in caplog.text
 
@@ -48,8 +48,8 @@ def test_one_logger_alone(caplog: pytest.LogCaptureFixture) -> None:
 def test_nothing_is_traced_where_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compat, "is_traced", lambda: False)  # pytest's handlers look like its own
     heard = []
-    real = pipeline.compile_program
-    monkeypatch.setattr(pipeline, "compile_program",
+    real = entry.rung.compile_program
+    monkeypatch.setattr(entry.rung, "compile_program",
                         lambda *args: (heard.append(trace.active()), real(*args))[1])
     compile_one()
     assert heard == [False]
@@ -58,7 +58,7 @@ def test_nothing_is_traced_where_nobody_listens(monkeypatch: pytest.MonkeyPatch)
 def test_who_listens_around_hears_too(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, logger="rung"), trace.listen() as events:
         compile_one()
-    assert [e.module for e in events if e.kind == "compiled"] == ["rung.pipeline"]
+    assert [e.module for e in events if e.kind == "compiled"] == ["rung.compilation"]
 
 
 def run(**environment: str) -> subprocess.CompletedProcess[str]:

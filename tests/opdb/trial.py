@@ -18,8 +18,8 @@ from opdb.compare import DECLINED, Outcome, difference
 from opdb.programs import Item, Program, graph, programs
 from torch.testing._internal.common_utils import set_rng_seed
 
+from rung import entry
 from rung.core import trace
-from rung.frontends.torch import backend
 
 BATCH = 8  # programs in a graph
 Compile = Callable[[Sequence[Program], Sequence[torch.Tensor]], Callable[..., Any]]
@@ -42,7 +42,7 @@ class Tally:
 
 def ours(strict: bool) -> Compile:
     """The backend, called as Dynamo calls it."""
-    return lambda batch, tensors: backend.rung(graph(batch), tensors, options={"strict": strict})
+    return lambda batch, tensors: entry.rung(graph(batch), tensors, options={"strict": strict})
 
 
 def through(name: str) -> Compile:

@@ -9,8 +9,9 @@ import pytest
 import torch
 from functions import CASES
 
-from rung import pipeline
+from rung.compilation import Compilation
 from rung.core.types import IndexType
+from rung.program.ir import Module
 from rung.runtime import code
 from rung.targets.cpu import glue
 from rung.tools.check import draw
@@ -46,26 +47,26 @@ class Fence:
 @pytest.mark.parametrize("name", CASES)
 def test_nothing_is_written_outside(name: str, dtype: torch.dtype,
                                     monkeypatch: pytest.MonkeyPatch) -> None:
-    fence, made, lowered = Fence(), list[Any](), list[pipeline.Stages]()
+    fence, made, lowered = Fence(), list[Any](), list[Module]()
     monkeypatch.setattr(glue, "glue", lambda: None)  # so that the host's own code runs
     for helper in ("empty", "take"):
         monkeypatch.setitem(code.HELPERS, helper, getattr(fence, helper))
     monkeypatch.setitem(code.HELPERS, "give", lambda _: None)
-    real = pipeline.executable
+    real = Compilation.executable
 
-    def record(stages: pipeline.Stages, *rest: Any) -> Any:
-        lowered.append(stages)
-        made.append(real(stages, *rest))
+    def record(self: Compilation, module: Module, *rest: Any) -> Any:
+        lowered.append(module)
+        made.append(real(self, module, *rest))
         return made[-1]
-    monkeypatch.setattr(pipeline, "executable", record)
+    monkeypatch.setattr(Compilation, "executable", record)
     case = CASES[name]
     torch._dynamo.reset()
     with torch.no_grad():
         torch.compile(case.fn, backend="rung", dynamic=False, options={"strict": True})(
             *case.args(13, dtype))
     (run,) = made
-    (stages,) = lowered
-    run(_inputs(stages.modules["kernel"].main, fence))
+    (module,) = lowered
+    run(_inputs(module.main, fence))
     fence.check()
 
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 from dumps import parse
+from kernels import compiled
 from programs import Prog
 
-from rung import pipeline
 from rung.core import store
 from rung.core.errors import LaunchError, TargetCompileError
 from rung.targets.cpu import build, emit
@@ -78,11 +78,11 @@ def test_long_sources_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     p = Prog()
     x, y, z = p.param("x", 6, 8), p.param("y", 5, 7), p.param("z", 11)
     program = p.done(p.softmax(x), p.reduce("add", y, 0), p.map("exp", z))
-    run = pipeline.executable(pipeline.lower_module(program, target("cpu")))
+    run = compiled(program, target("cpu"))
     monkeypatch.setattr(emit, "UNIT", 1)
     made, real = list[Sequence[str]](), build._compile
     monkeypatch.setattr(build, "_compile", lambda *a: made.append(a[0]) or real(*a))
-    cut = pipeline.executable(pipeline.lower_module(program, target("cpu")))
+    cut = compiled(program, target("cpu"))
     *units, calls = made[0]
     assert [unit.count("\nvoid run_") for unit in units] == [1, 1, 1]
     assert sorted(units, key=len, reverse=True) == units  # what takes longest starts first

@@ -20,9 +20,10 @@ import torch
 from torch._dynamo.exc import BackendCompilerFailed
 from torch.utils.data import DataLoader, Dataset
 
+from rung import entry
 from rung.core import store
 from rung.core.config import Settings
-from rung.frontends.torch import backend, compat
+from rung.frontends.torch import compat
 from rung.targets.cpu import build
 
 SOURCE = "int answer(void) {{ return {}; }}\n"
@@ -37,7 +38,7 @@ def cache(tmp_path: Path, settings: Callable[..., None], monkeypatch: pytest.Mon
     torch._dynamo.reset()
     store._told.clear()
     monkeypatch.setattr(store, "_scratch", {})
-    backend.reset()
+    entry.rung.reset()
     yield tmp_path / "cache"
     build._compiler.cache_clear()
 

@@ -9,9 +9,9 @@ from typing import Any
 import models
 import pytest
 import torch
+from kernels import compiled
 from programs import Prog
 
-from rung import pipeline
 from rung.core.errors import LoweringError
 from rung.core.expr import Expr
 from rung.core.op import Builder, Func, Names, Value
@@ -25,7 +25,7 @@ from rung.targets.base import target
 
 
 def made(program: Func) -> Executable:
-    return pipeline.executable(pipeline.lower_module(program, target("cpu")))
+    return compiled(program, target("cpu"))
 
 
 def host(*ops: Any, params: Sequence[Value]) -> Executable:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from rung import pipeline
+from rung.compilation import Compilation
 from rung.frontends.torch import compat
 from rung.targets.cpu.glue import glue
 
@@ -99,7 +99,7 @@ def test_a_program_from_the_cache_keeps_names_and_lines(
     x = torch.randn(5, 8)
     with torch.no_grad():
         rung(Net())(x)
-        monkeypatch.setattr(pipeline, "lower_module", None)  # nothing is lowered from here on
+        monkeypatch.setattr(Compilation, "lower", None)  # nothing is lowered from here on
         run = rung(Net())
         run(x)
         assert ours(lambda: run(x)) == EXPECTED

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from rung import pipeline
+from rung.compilation import Compilation, History
 from rung.core import store
 from rung.core.config import Settings
+from rung.core.op import Func
 from rung.frontends.torch import compat
+from rung.runtime import saved
 
 
 @pytest.fixture(autouse=True)
@@ -26,12 +28,12 @@ def cache(tmp_path: Path, settings: Callable[..., None], monkeypatch: pytest.Mon
 @pytest.fixture
 def lowered(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the programs that were lowered."""
-    found, real = list[str](), pipeline.lower_module
+    found, real = list[str](), Compilation.lower
 
-    def record(func: Any, *rest: Any) -> Any:
-        found.append(func.name)
-        return real(func, *rest)
-    monkeypatch.setattr(pipeline, "lower_module", record)
+    def record(self: Compilation, program: Func) -> History:
+        found.append(program.name)
+        return real(self, program)
+    monkeypatch.setattr(Compilation, "lower", record)
     return found
 
 
@@ -98,7 +100,7 @@ def test_versions_and_machine_are_in_the_key(what: str, lowered: list[str],
     elif what == "torch":
         monkeypatch.setattr(torch, "__version__", "9.9")
     else:
-        monkeypatch.setattr(pipeline.saved, "own_version", lambda: "another")
+        monkeypatch.setattr(saved, "own_version", lambda: "another")
     check(mixed, *arguments())
     assert len(lowered) == 2
 

@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from rung import entry
 from rung.core import store
-from rung.frontends.torch import backend, compat
+from rung.frontends.torch import compat
 from rung.targets.cpu import build
 
 MINUTES = 5 * 60
@@ -29,7 +30,7 @@ def cache(tmp_path: Path, settings: Callable[..., None], monkeypatch: pytest.Mon
     monkeypatch.setattr(compat, "is_traced", lambda: False)
     monkeypatch.setattr(store, "_scratch", {})
     store._told.clear()
-    backend.reset()
+    entry.rung.reset()
     torch._dynamo.reset()
     return tmp_path / "cache"
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from kernels import compiled
 from programs import Prog
 
-from rung import pipeline
 from rung.core.expr import Expr
 from rung.core.op import Func
 from rung.core.types import I64
@@ -32,7 +32,7 @@ def made(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Mad
         monkeypatch.setattr(glue, "glue", lambda: None)
 
     def make(program: Func) -> Executable:
-        run = pipeline.executable(pipeline.lower_module(program, target("cpu")))
+        run = compiled(program, target("cpu"))
         native = [x for x in run.names.values() if type(x).__module__ == "rung_glue"]
         assert bool(native) == (request.param == "native")
         return run
@@ -102,7 +102,7 @@ def test_arguments_and_results_are_released(made: Made) -> None:
 
 
 def test_a_call_dies_with_its_program() -> None:
-    run: Any = pipeline.executable(pipeline.lower_module(added(6), target("cpu")))
+    run: Any = compiled(added(6), target("cpu"))
     known = weakref.ref(run.names["launch_stretch_0"])
     del run
     gc.collect()
@@ -118,7 +118,7 @@ def test_without_headers_or_exchange(missing: str, monkeypatch: pytest.MonkeyPat
         monkeypatch.delattr(torch.Tensor, "__dlpack_c_exchange_api__")
     glue.glue.cache_clear()
     try:
-        run = pipeline.executable(pipeline.lower_module(added(6), target("cpu")))
+        run = compiled(added(6), target("cpu"))
         assert glue.glue() is None
         assert torch.equal(run([torch.ones(6)] * 2)[0], torch.full((6,), 2.0))
     finally:

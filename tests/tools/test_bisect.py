@@ -11,8 +11,9 @@ from planted import plant
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rung import pipeline
-from rung.frontends.torch import backend
+from rung import entry, pipeline
+from rung.compilation import Compilation
+from rung.program.ir import Module
 from rung.tools.bisect import bisect
 from rung.tools.check import WrongResult
 from rung.tools.given import Given, from_expression
@@ -52,7 +53,7 @@ def test_checking_every_pass_finds_it_too(name: str, monkeypatch: pytest.MonkeyP
                                           settings: Callable[..., None]) -> None:
     plant(monkeypatch, name)
     settings(check=True)
-    compiled = torch.compile(function, backend=backend.rung, fullgraph=True,
+    compiled = torch.compile(function, backend=entry.rung, fullgraph=True,
                              options={"strict": True, "target": "cpu.base"})
     with torch.no_grad(), pytest.raises(Exception, match=f"{name} changes result 0") as caught:
         compiled(*given().args)
@@ -81,7 +82,7 @@ def test_nor_is_it_where_every_pass_is_checked(settings: Callable[..., None]) ->
     settings(check=True)
     torch.manual_seed(0)
     net, x = Healthy().eval(), torch.randn(1, 16, 8, 8)
-    compiled = torch.compile(net, backend=backend.rung, fullgraph=True,
+    compiled = torch.compile(net, backend=entry.rung, fullgraph=True,
                              options={"strict": True, "target": "cpu.base"})
     with torch.no_grad():
         torch.testing.assert_close(compiled(x), net(x), rtol=1e-4, atol=1e-5)
@@ -98,12 +99,12 @@ def test_a_bug_in_a_network_is_found(name: str, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_bug_below_the_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    real: Any = pipeline.executable
+    real: Any = Compilation.executable
 
-    def executable(stages: pipeline.Stages, constants: Any) -> Any:
-        run = real(stages, constants)
+    def executable(self: Compilation, module: Module, constants: Any) -> Any:
+        run = real(self, module, constants)
         return lambda args: tuple(x + 1 for x in run(args))
-    monkeypatch.setattr(pipeline, "executable", executable)
+    monkeypatch.setattr(Compilation, "executable", executable)
     text, fine = bisect(given(), BASE)
     assert not fine
     assert "source is the first wrong pass" in text

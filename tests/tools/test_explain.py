@@ -13,9 +13,9 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import flop_registry
 
 from rung import cli
+from rung.compilation import lower
 from rung.core import trace
 from rung.core.errors import RungError
-from rung.pipeline import lower_module
 from rung.program.ir import Module
 from rung.targets.base import target
 from rung.tools import costs
@@ -36,7 +36,7 @@ def captured(expression: str, train: bool = False) -> Capture:
 def counted(expression: str) -> int:
     (graph,) = captured(expression).graphs
     assert graph.imported
-    stages = lower_module(graph.imported.func, target("cpu.base"))
+    stages = lower(graph.imported.func, target("cpu.base"))
     return flops(stages.modules["tensor"], graph.hints).total
 
 
@@ -101,7 +101,7 @@ def test_bytes_before_and_after_fusion() -> None:
     (graph,) = captured("torch.floor(torch.randn(1024, 1024)) + 1").graphs
     assert graph.imported
     machine = target("cpu.base")
-    stages = lower_module(graph.imported.func, machine)
+    stages = lower(graph.imported.func, machine)
     assert bytes_before(graph.imported.func, {}) == 16 << 20
     assert bytes_after(stages.modules["loop"], machine.machine, {}) == 8 << 20
 
@@ -148,7 +148,7 @@ def test_graph_level_and_kernel_level_fusion_are_told_apart(
 def test_levels_follow_from_the_kernel_itself() -> None:
     found = captured("torch.softmax(torch.randn(512, 2048), -1)")
     assert found.graphs[0].imported
-    stages = lower_module(found.graphs[0].imported.func, target("cpu.avx512"))
+    stages = lower(found.graphs[0].imported.func, target("cpu.avx512"))
     (kernel,) = stages.modules["kernel"].kernels
     text = explain(from_expression("torch.softmax(torch.randn(512, 2048), -1)"),
                    Request(target="cpu.avx512"), ["kernels"])
@@ -284,7 +284,7 @@ def figures(layers: int) -> dict[str, float]:
     assert graph.imported
     where = target("cpu.base")
     with trace.listen() as events:
-        modules = lower_module(graph.imported.func, where).modules
+        modules = lower(graph.imported.func, where).modules
     assert len(modules["program"].programs) == min(layers, 2)
     rows = [*costs.of_calls(modules["loop"], events, where.machine, {}),
             *costs.of_fusions(modules["program"], events, where.machine, {})]
@@ -356,7 +356,7 @@ def moved(fn: Callable[..., torch.Tensor], *args: torch.Tensor) -> tuple[int, in
     (graph,) = capture(Given("fn", fn, args)).graphs
     assert graph.imported
     machine = target("cpu.base")
-    modules = lower_module(graph.imported.func, machine).modules
+    modules = lower(graph.imported.func, machine).modules
     return (bytes_before(graph.imported.func, {}),
             bytes_after(modules["loop"], machine.machine, {}), peak(modules["kernel"], {}))
 

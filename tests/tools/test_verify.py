@@ -17,10 +17,10 @@ from agreement import sharing
 from planted import other_checks, plant
 from torch import Tensor, nn
 
+from rung import entry
 from rung.core.expr import parse_expr
 from rung.core.options import Options
 from rung.core.types import BF16, F16, F32
-from rung.frontends.torch import backend
 from rung.runtime.tensors import cloned
 from rung.tools import judge, verify
 from rung.tools.capture import capture
@@ -30,8 +30,8 @@ from rung.tools.verify import Verified
 
 def compiled(fn: Callable[..., Any], share: float = 1.0) -> Callable[..., Any]:
     torch._dynamo.reset()
-    backend.reset()
-    return torch.compile(fn, backend=backend.rung, fullgraph=True, dynamic=False,
+    entry.rung.reset()
+    return torch.compile(fn, backend=entry.rung, fullgraph=True, dynamic=False,
                          options={"verify": share, "strict": True, "target": "cpu.base"})
 
 

@@ -7,10 +7,10 @@ Rung cannot take runs as it is, with one warning in the log `rung`; `strict` mak
 from __future__ import annotations
 
 import gc
-import importlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch import fx
 from rung.core import trace
 from rung.core.errors import LoweringError, RungError, Unsupported
 from rung.core.expr import Expr
-from rung.core.op import Value
+from rung.core.op import Func, Value
 from rung.core.options import MODES, Options
 from rung.core.types import INDEX
 from rung.frontends.torch import compat
@@ -28,20 +28,59 @@ from rung.frontends.torch.faults import apart, fault
 from rung.frontends.torch.importer import Imported, import_graph
 from rung.frontends.torch.telling import told
 from rung.frontends.torch.tracing import compile_graphs
-from rung.targets import TARGETS
+from rung.frontends.torch.types import hints_of
 
 log = logging.getLogger("rung")
+DEFAULTS = Options()
+Run = Callable[[list[Any]], Sequence[Any]]
+CompileProgram = Callable[[Func, Options, Sequence[Any], Mapping[str, int]], Run]
+"""What makes a callable of a program, its constants and the sizes to expect."""
 
-def rung(gm: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None,
-         options: Mapping[str, object] | None = None) -> Callable[..., Any]:
-    """Compile one graph of Dynamo, its backward included."""
-    given = {"mode": mode} if mode else {}
-    chosen = Options.of(given | dict(options or {}), tuple(TARGETS))
-    if why := MODES[chosen.mode]:
-        _warn_once(f"mode {chosen.mode!r} does what 'default' does: {why}")
-    compiler = partial(compile_graph, options=chosen)
-    return traced(gm, example_inputs, compiler, compiler, compiler,
-                  partial(declined, options=chosen))
+
+@dataclass(eq=False)  # torch gives it attributes of its own
+class Backend:
+    """What `torch.compile` calls. `targets` are the names that options may give; `verified` gives a
+    callable that compares a share of its calls with the graph."""
+
+    compile_program: CompileProgram
+    verified: Callable[[Run, fx.GraphModule, Imported, Options], Run]
+    targets: tuple[str, ...]
+
+    def __call__(self, gm: fx.GraphModule, example_inputs: Sequence[Any], *,
+                 mode: str | None = None, options: Mapping[str, object] | None = None
+                 ) -> Callable[..., Any]:
+        """Compile one graph of Dynamo, its backward included."""
+        given = {"mode": mode} if mode else {}
+        chosen = Options.of(given | dict(options or {}), self.targets)
+        if why := MODES[chosen.mode]:
+            _warn_once(f"mode {chosen.mode!r} does what 'default' does: {why}")
+        compiler = partial(self.compile_graph, options=chosen)
+        return traced(gm, example_inputs, compiler, compiler, compiler,
+                      partial(declined, options=chosen))
+
+    def reset(self) -> None:
+        """What `torch.compiler.reset()` calls: warnings are given anew."""
+        _warned.clear()
+
+    def compile_graph(self, gm: fx.GraphModule, example_inputs: Sequence[Any],
+                      options: Options = DEFAULTS) -> compat.Boxed:
+        """A boxed callable for one ATen graph; the graph itself where Rung declines it."""
+        try:
+            with compat.unset_fake_temporarily(), told(), _own_errors(), _without_collector():
+                imported = import_graph(gm, static=compat.static_inputs(gm))
+                if imported.tokens and options.verify:
+                    raise Unsupported("a graph with tokens cannot be run twice, as verify does")
+                inputs = list(example_inputs)
+                drop(inputs, imported.tokens)
+                run = self.compile_program(imported.func, options, imported.constants,
+                                           hints_of(imported.func, inputs))
+            run = without_tokens(with_results(run, imported), imported.tokens)
+            if options.verify:
+                run = compat.boxed(self.verified(run, gm, imported, options))
+            return run
+        except RungError as error:
+            declined(error, options)
+            return as_it_is(gm)
 
 
 def traced(gm: fx.GraphModule, example_inputs: Sequence[Any], forward: compat.Compiler,
@@ -73,35 +112,7 @@ def traced(gm: fx.GraphModule, example_inputs: Sequence[Any], forward: compat.Co
         return gm  # which raises what eager raises, where it does
 
 
-def reset() -> None:
-    """What `torch.compiler.reset()` calls: warnings are given anew."""
-    _warned.clear()
-
-
-rung.reset = reset  # type: ignore[attr-defined]
 _warned: set[str] = set()
-DEFAULTS = Options()
-
-
-def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any],
-                  options: Options = DEFAULTS) -> compat.Boxed:
-    """A boxed callable for one ATen graph; the graph itself where Rung declines it."""
-    try:
-        with compat.unset_fake_temporarily(), told(), _own_errors(), _without_collector():
-            imported = import_graph(gm, static=compat.static_inputs(gm))
-            if imported.tokens and options.verify:
-                raise Unsupported("a graph with tokens cannot be run twice, as verify does")
-            pipeline: Any = importlib.import_module("rung.pipeline")
-            inputs = list(example_inputs)
-            drop(inputs, imported.tokens)
-            run = pipeline.compile_program(imported.func, options, imported.constants, inputs)
-        run = without_tokens(with_results(run, imported), imported.tokens)
-        if options.verify:
-            run = compat.boxed(pipeline.verified(run, gm, imported, options))
-        return run
-    except RungError as error:
-        declined(error, options)
-        return as_it_is(gm)
 
 
 @contextmanager

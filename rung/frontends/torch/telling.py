@@ -33,7 +33,7 @@ def told() -> Iterator[None]:
             _log(events)
             for event in events:
                 if structured and event.kind == "compiled":
-                    _artifacts(event.data["stages"])
+                    _artifacts(event.data["history"])
 
 
 def _is_heard() -> bool:
@@ -57,7 +57,7 @@ def _log(events: Sequence[Event]) -> None:
 
 def _line(event: Event) -> str:
     """`graph main: 12 ops of ATen, 2 launches of 1 kernels, 1 calls of ATen left`."""
-    modules = event.data["stages"].modules
+    modules = event.data["history"].modules
     first, last = modules["program"], modules["kernel"]
     count = sum(isinstance(op, Call) for f in first.programs for op in f.body.ops)
     launches = sum(isinstance(op, KernelCall) for op in last.main.body.ops)
@@ -66,7 +66,7 @@ def _line(event: Event) -> str:
             f"{len(last.kernels)} kernels, {calls} calls of ATen left")
 
 
-def _artifacts(stages: Any) -> None:
+def _artifacts(history: Any) -> None:
     """One artifact for each rung and the source: tlparse lists them under the graph's compile."""
-    for rung in (*stages.modules, "source"):
-        compat.trace_artifact(f"rung_{rung}", stages.text(rung))
+    for rung in (*history.modules, "source"):
+        compat.trace_artifact(f"rung_{rung}", history.text(rung))

@@ -10,6 +10,7 @@ import torch
 
 from rung.core.errors import Unsupported
 from rung.core.expr import ONE, Expr, may_be_negative, sym
+from rung.core.op import Func
 from rung.core.types import BOOL, DTYPES, FLOAT, INDEX, DType, TensorType, Type, VecType
 from rung.frontends.torch.compat import Sympy, size_expr
 
@@ -17,6 +18,20 @@ TORCH_DTYPES: dict[torch.dtype, DType] = {getattr(torch, name): DTYPES[ours] for
     ("float64", "f64"), ("float32", "f32"), ("bfloat16", "bf16"), ("float16", "f16"),
     ("int64", "i64"), ("int32", "i32"), ("int16", "i16"), ("int8", "i8"), ("uint8", "u8"),
     ("bool", "bool"))}
+
+
+def hints_of(func: Func, example_inputs: Sequence[Any]) -> dict[str, int]:
+    """What each size symbol of a program is in the inputs that its graph was traced with."""
+    hints: dict[str, int] = {}
+    for param, x in zip(func.params, example_inputs, strict=False):
+        pairs = [(sym(param.name), x)]
+        if isinstance(param.type, TensorType):
+            pairs = list(zip(param.type.shape, x.shape, strict=True))
+        for size, actual in pairs:
+            number = actual.node.hint if isinstance(actual, torch.SymInt) else actual
+            if size.is_symbol() and isinstance(number, int):
+                hints[str(size)] = number
+    return hints
 
 
 def to_expr(e: Sympy, known: Mapping[Sympy, Expr] = MappingProxyType({}),

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from rung.compilation import History, generated, lower
 from rung.core.cost import bound
 from rung.core.errors import Unsupported
 from rung.frontends.torch import compat
@@ -21,7 +22,6 @@ from rung.frontends.torch.backend import with_results
 from rung.frontends.torch.importer import Imported, import_graph
 from rung.frontends.torch.oracle import to_numpy
 from rung.frontends.torch.tracing import compile_graphs
-from rung.pipeline import Stages, generated, lower_module
 from rung.program.ir import Module
 from rung.runtime.executable import Executable
 from rung.runtime.host import host_code
@@ -38,7 +38,7 @@ class Part:
     """The graph of one program on its way to code; `run` is there once `build` has been."""
 
     imported: Imported
-    stages: Stages
+    history: History
     prefix: str
     run: Run | None = None
     watched: bool = False
@@ -48,7 +48,7 @@ class Part:
         """On which rung the oracle gives something else than the code did when it ran last."""
         inputs = [to_numpy(x) for x in (*self.seen[0], *self.imported.constants)]
         got = [to_numpy(x) for x in self.seen[1] if isinstance(x, torch.Tensor)]
-        for rung, module in self.stages.modules.items():
+        for rung, module in self.history.modules.items():
             if rung == "kernel" and self.slow:
                 continue
             if found := judge.difference(check.results(module, inputs)[:len(got)], got, bound):
@@ -57,12 +57,13 @@ class Part:
 
     @property
     def slow(self) -> bool:
-        costs = [bound(k, self.stages.target.machine) for k in self.stages.modules["tile"].kernels]
+        machine, kernels = self.history.target.machine, self.history.at("tile").kernels
+        costs = [bound(k, machine) for k in kernels]
         return sum(c.ops + c.flops for c in costs) > SLOW
 
     @property
     def module(self) -> Module:
-        return self.stages.modules["kernel"]
+        return self.history.at("kernel")
 
 
 @dataclass
@@ -108,7 +109,7 @@ def _part(gm: fx.GraphModule, program: Program, target: Target, prefix: str) -> 
     precision = dict(program.options).get("precision", "default")
     with compat.unset_fake_temporarily():
         imported = import_graph(gm, static=compat.static_inputs(gm))
-        return Part(imported, lower_module(imported.func, target, precision), prefix)
+        return Part(imported, lower(imported.func, target, precision=precision), prefix)
 
 
 def _run(part: Part, args: list[Any]) -> Any:

@@ -153,8 +153,8 @@ def _mappings(seeds: range, request: Request) -> Iterator[Wrong]:
 
 def _texts(seeds: range, request: Request) -> Iterator[Wrong]:
     """Each dump of one drawn program is damaged in as many ways as there are seeds."""
-    stages = batch.lowered(programs.draw(seeds.start), target(request.target), "p").parts
-    dumps = [p.stages.text(rung) for p in stages for rung in p.stages.modules]
+    parts = batch.lowered(programs.draw(seeds.start), target(request.target), "p").parts
+    dumps = [p.history.text(rung) for p in parts for rung in p.history.modules]
     for seed in seeds:
         if dumps and (what := texts.wrong(dumps[seed % len(dumps)], seed)):
             yield Wrong(seed, what, ".ir", what.partition("\n")[2])

@@ -1,0 +1,30 @@
+"""What the entry point of torch's registry of backends loads: the backend, put together.
+
+Several threads may look the name up at once. Each would then register what it loaded, and the
+registry refuses all but the first; this module, of which there is one, registers the backend, and
+leaves nothing to be registered to those who load it.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import fx
+from torch._dynamo.backends.registry import register_backend
+
+from rung.compilation import compile_program
+from rung.core.options import Options
+from rung.frontends.torch.backend import Backend, Run
+from rung.frontends.torch.importer import Imported
+from rung.targets import TARGETS
+
+
+def _verified(run: Run, graph: fx.GraphModule, imported: Imported, options: Options) -> Run:
+    """`tools.verify`, which few need, is imported where it is asked for."""
+    from rung.tools import verify
+
+    return verify.verified(run, graph, imported, options)
+
+
+rung: Callable[..., Any] = Backend(compile_program, _verified, tuple(TARGETS))
+register_backend(rung, name="rung")
+loaded = None
