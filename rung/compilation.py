@@ -8,7 +8,7 @@ calls: it looks on disk first, and gives a callable.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
@@ -23,13 +23,16 @@ from rung.core.options import Options
 from rung.core.origins import Origin
 from rung.core.parse import parse_module
 from rung.core.trace import Event
+from rung.frontends.torch.externs import TORCH
 from rung.pipeline import VOCABULARIES, Context, Pass, run_pass, timed
+from rung.program.externs import Externs
 from rung.program.ir import Module
 from rung.runtime import saved
+from rung.runtime.code import Code
 from rung.runtime.executable import Executable
 from rung.runtime.host import host_code
 from rung.targets import base
-from rung.targets.base import Target, is_library
+from rung.targets.base import Launch, Target, is_library
 from rung.tile.mapping import Mapping as TileMapping
 from rung.tile.mapping import parse_mapping
 
@@ -94,9 +97,9 @@ class Compilation:
 
     def __init__(self, target: Target, precision: str = "default",
                  hints: Mapping[str, int] | None = None,
-                 mappings: Mapping[str, TileMapping] | None = None):
+                 mappings: Mapping[str, TileMapping] | None = None, externs: Externs = TORCH):
         self.target = target
-        self.context = Context(target, precision, hints or {}, mappings or {})
+        self.context = Context(target, externs, precision, hints or {}, mappings or {})
 
     def history(self, start: Module | Func, passes: Sequence[Pass] | None = None) -> History:
         """What `passes`, or all of them, make of a program or a module. Where a fused kernel has no
@@ -143,12 +146,18 @@ class Compilation:
         """
         own, source = generated(module), source or self.emit(module)
         with timed("source", "host"):
-            code, stretches = host_code(module, len(constants))
+            code, stretches = host_code(module, self.context.externs, len(constants))
         with timed("source", "build"):
             launches = self.target.load(own, source, stretches) if own or stretches else {}
-        libraries = {k.name: self.target.call(k) for k in module.kernels if is_library(k)}
+        return self._loaded(code, launches, module.kernels, constants, lines, nodes)
+
+    def _loaded(self, code: Code, launches: Mapping[str, Launch], kernels: Iterable[Func],
+                constants: Sequence[Any], lines: Mapping[str, str] | None,
+                nodes: Sequence[Origin | None]) -> Executable:
+        libraries = {k.name: self.target.call(k) for k in kernels if is_library(k)}
         with timed("source", "load"):
-            return Executable(code, self.target, launches, libraries, constants, lines, nodes)
+            return Executable(code, self.target, self.context.externs, launches, libraries,
+                              constants, lines, nodes)
 
     def key(self, program: Func, options: Options) -> str:
         """The key of a program's code on disk."""
@@ -165,9 +174,8 @@ class Compilation:
         if not found or launches is None:
             return None
         kernels = parse_module("\n".join(found.kernels.values()), VOCABULARIES, parse_mapping)
-        libraries = {k.name: self.target.call(k) for k in kernels}
-        return Executable(found.code, self.target, launches, libraries, constants,
-                          saved.lines_for(found.nodes, program, lines), nodes)
+        return self._loaded(found.code, launches, kernels, constants,
+                            saved.lines_for(found.nodes, program, lines), nodes)
 
 
 def lower(program: Func, target: Target, **how: Any) -> History:

@@ -20,14 +20,13 @@ from rung.core.key import structural_key
 from rung.core.machine import Machine
 from rung.core.op import Effect, Func, Vocabulary, walk
 from rung.core.verify import verify
-from rung.frontends.torch import aten
-from rung.frontends.torch.titles import title
 from rung.kernel import ir as kernel_ir
 from rung.loop import blocks, canonical, fuse, merge_folds, normalize, siblings, split
 from rung.loop import ir as loop_ir
 from rung.loop import simplify as loop_simplify
 from rung.program import ir as program_ir
 from rung.program import outline, reinplace, views
+from rung.program.externs import Externs
 from rung.program.ir import Composite, Module
 from rung.targets.base import Target, is_library, sizes_of
 from rung.tensor import accumulate, empty, to_loop
@@ -54,6 +53,7 @@ class Context:
     was found for the kernels of this compilation before."""
 
     target: Target
+    externs: Externs
     precision: str = "default"
     hints: Mapping[str, int] = field(default_factory=dict)
     mappings: Mapping[str, TileMapping] = field(default_factory=dict)
@@ -101,8 +101,8 @@ def _kernels(change: Callable[[Func, Context], Func]) -> Callable[[Module, Conte
 # --- policies that no rung can decide by itself
 
 def _lower_calls(module: Module, context: Context) -> Module:
-    """ATen calls lowered, as far as the precision lets them be."""
-    return Module(tuple(aten.lower(p, precision=context.precision) for p in module.programs),
+    """Calls lowered, as far as the precision lets them be."""
+    return Module(tuple(context.externs.lower(p, context.precision) for p in module.programs),
                   module.kernels)
 
 
@@ -204,13 +204,13 @@ PASSES = (
          "after fusion, when a rounding is known to lie inside a kernel"),
     Pass("loop", "merge_folds", _kernels(_merge), "reassociates",
          "after simplify, whose rules do not know carriers of several states"),
-    Pass("loop", "views", lambda m, _: views.views(m, aten.is_view), "exact",
+    Pass("loop", "views", lambda m, _: views.views(m), "exact",
          "after fusion, which swallows most copies"),
     Pass("loop", "reinplace", lambda m, _: reinplace.reinplace(m), "exact",
          "once it is settled which kernel writes what"),
     Pass("loop", "merge_axes", _kernels(lambda k, _: normalize.merge_axes(k)), "reassociates",
          "once nothing but `split` changes nests"),
-    Pass("loop", "canonical", lambda m, _: canonical.canonical(m, title), "exact",
+    Pass("loop", "canonical", lambda m, c: canonical.canonical(m, c.externs.title), "exact",
          "equal kernels are one from here on, under the name that stays"),
     Pass("loop", "split", _split, "reassociates",
          "under the kernels' final names, so that what stays whole is priced once"),

@@ -29,7 +29,8 @@ VISIBLE = {
     "tile": ("rung.core", "rung.tile", "rung.kernel.ir", "rung.loop.ir", "rung.loop.carriers"),
     "kernel": ("rung.core", "rung.kernel", "rung.tile.mapping"),
     "targets": ("rung.core", "rung.loop.ir", "rung.tile", "rung.kernel", "rung.targets"),
-    "frontends": ("rung.core", "rung.program", "rung.tensor", "rung.frontends"),
+    "frontends": ("rung.core", "rung.program", "rung.tensor", "rung.frontends",
+                  "rung.runtime.tensors"),
     "runtime": ("rung.core", "rung.program", "rung.kernel", "rung.runtime", "rung.targets.base"),
     # the files beside the folders, but for those of SEES_ALL
     "__init__": ("rung.core",),
@@ -43,14 +44,7 @@ SHARED_BY_TARGETS = ("TARGETS", "base", "c_family")
 ENVIRONMENT_READER = "rung.core.config"
 ENVIRONMENT = ("environ", "environb", "getenv", "getenvb")
 
-ALLOWED: dict[tuple[str, str], str] = {
-    ("rung.runtime.code", "rung.frontends.torch.calls"):
-        "what brings a tensor into a layout is the oracle's too",
-    ("rung.runtime.executable", "rung.frontends.torch.calls"):
-        "it gives the names of calls in the host's code their torch overloads",
-    ("rung.runtime.host", "rung.frontends.torch.calls"):
-        "a call's text means the same torch overload where it runs as where it was read",
-}
+ALLOWED: dict[tuple[str, str], str] = {}
 """(importing module, imported prefix) -> the reason why this one exception stands."""
 
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from rung import pipeline
 from rung.compilation import lower
 from rung.core.origins import Origin
+from rung.frontends.torch.externs import TORCH
 from rung.program.ir import Module
 from rung.targets.base import target
 from rung.tools.capture import capture
@@ -112,7 +113,7 @@ def test_an_intermediate_of_two_nodes_is_of_the_one_that_is_computed() -> None:
     (graph,) = capture(Given("test", fn, (torch.randn(8, 64), torch.ones(64), torch.ones(64)))
                        ).graphs
     assert graph.imported is not None
-    module, context = Module((graph.imported.func,)), pipeline.Context(target("cpu.avx512"))
+    module, context = Module((graph.imported.func,)), pipeline.Context(target("cpu.avx512"), TORCH)
     for step in pipeline.PASSES[:[p.name for p in pipeline.PASSES].index("siblings")]:
         module = step.run(module, context)
     calls = {tuple(o.node for o in s) for kernel in sites(module).values() for s in kernel}

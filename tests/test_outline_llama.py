@@ -11,6 +11,7 @@ import torch
 from rung import pipeline
 from rung.compilation import generated, lower
 from rung.core.types import shape_of
+from rung.frontends.torch.externs import TORCH
 from rung.loop.canonical import canonical
 from rung.program.ir import Apply, KernelCall, Module
 from rung.runtime.host import host_code
@@ -92,7 +93,7 @@ def test_what_grows_with_depth() -> None:
     sources, calls = [], []
     for s in stages:
         module = s.modules["kernel"]
-        _, stretches = host_code(module)
+        _, stretches = host_code(module, TORCH)
         sources.append("\n".join(emit_units(generated(module), s.source, stretches)))
         calls.append(len(launches(module)))
     few_lines, many_lines = (source.count("\n") for source in sources)

@@ -22,6 +22,7 @@ from rung.core import trace
 from rung.core.errors import MappingError, VerifyError
 from rung.core.op import Block, Func
 from rung.core.parse import parse_module
+from rung.frontends.torch.externs import TORCH
 from rung.frontends.torch.types import hints_of
 from rung.program.ir import VOCABULARY, Module
 from rung.targets.base import UnknownTarget, target
@@ -85,7 +86,7 @@ def test_a_wrong_pass_is_named(settings: Callable[..., None]) -> None:
     p = Prog("floor_add")
     program = p.done(p.map("add", p.map("floor", p.param("x", 10)), 2.0))
     with pytest.raises(check.WrongResult, match="outline changes result 0 by 1 "):
-        pipeline.run_pass(wrong, Module((program,)), pipeline.Context(CPU))
+        pipeline.run_pass(wrong, Module((program,)), pipeline.Context(CPU, TORCH))
 
 
 def test_time_of_every_pass_is_traced() -> None:
@@ -114,7 +115,7 @@ def statistics(layers: int) -> Func:
 
 def calls(program: Func, last: str) -> int:
     """How many calls of Python the passes up to one make."""
-    context = pipeline.Context(target("cpu.avx512"), "default", {}, {})
+    context = pipeline.Context(target("cpu.avx512"), TORCH)
     module, count = Module((program,)), 0
 
     def note(frame: object, event: str, arg: object) -> None:

@@ -26,6 +26,12 @@ from rung.core.ops import IndexValue, Yield
 from rung.core.types import BOOL, I32, I64, TensorType, Type
 from rung.tensor import ir as tensor
 
+HOST = ("copy", "empty")
+"""Calls that belong to no front end: a copy of a tensor, and memory of a shape and type."""
+
+MEMORY = ("", "view", "copy", "unwritten")
+"""What the results of a call are: views of its first operand, a copy of it, memory as it is."""
+
 ROLES = ("input", "param", "const", "mutated", "")
 _EFFECTS = {"": Effect.PURE} | {e.value: e for e in Effect}
 Args = tuple[tuple[str, Any], ...]  # (keyword or "", argument)
@@ -33,16 +39,22 @@ Args = tuple[tuple[str, Any], ...]  # (keyword or "", argument)
 
 @dataclass(frozen=True, eq=False)
 class Call(Op):
-    """An ATen overload. `updates` are further operands, which the call writes in place: the first
-    results are their new states, in the same storage."""
+    """A library call: an operator of the front end, or one of `HOST`, which every host has.
+
+    `updates` are further operands, which the call writes in place: the first results are their new
+    states, in the same storage. `memory` says what is known of the storage of its results, one of
+    `MEMORY`; without it they may share memory with any operand.
+    """
 
     target: str
     args: Args
     types: tuple[Type, ...] = ()
     impure: str = ""
     updates: tuple[Value, ...] = ()
+    memory: str = ""
     keyword: ClassVar[str] = "call"
-    form: ClassVar[str] = "call {target}({args})< in place {updates}>< effect {impure}>"
+    form: ClassVar[str] = ("call {target}({args})< in place {updates}>< effect {impure}>"
+                           "< as {memory}>")
 
     @property
     def effect(self) -> Effect:  # type: ignore[override]
@@ -54,6 +66,8 @@ class Call(Op):
     def check(self) -> None:
         if self.impure not in _EFFECTS:
             raise VerifyError(f"no effect is called {self.impure!r}")
+        if self.memory not in MEMORY:
+            raise VerifyError(f"{self.memory} is none of {', '.join(filter(None, MEMORY))}")
 
     def run(self, interp: Interp, *operands: Any) -> Any:
         return interp.callees["call"](self, dict(zip(self.operands(), operands, strict=True)),
@@ -221,6 +235,21 @@ def laid_out(x: Any, kind: Type, interp: Interp) -> Any:
     if kind.strides is None:
         return memory.reshape(shape)
     return np.lib.stride_tricks.as_strided(memory, shape, [n * memory.itemsize for n in steps])
+
+
+def copied(value: Value, results: tuple[Value, ...] = ()) -> Call:
+    """A call of the host's `copy`."""
+    return Call("copy", (("", value),), (value.type,), memory="copy", results=results)
+
+
+def unwritten(kind: TensorType) -> Call:
+    """A call of the host's `empty`."""
+    return Call("empty", (("", kind.shape), ("", kind.dtype)), (kind,), memory="unwritten")
+
+
+def is_view(op: Op | None) -> bool:
+    """Whether an op is a call whose results lie in the memory of its first operand."""
+    return isinstance(op, Call) and op.memory == "view"
 
 
 def states(op: Op) -> dict[Value, Value]:

@@ -36,7 +36,6 @@ from rung.program.ir import (
 from rung.program.views import copy_of, is_view, source_of
 
 Reason = str
-CLONE = "aten.clone.default"
 
 
 def reinplace(module: Module) -> Module:
@@ -80,7 +79,7 @@ class _Work:
 
     def source(self, copy: Op | None) -> Value | None:
         """What an op copies as it lies in memory; None for one that does not."""
-        if isinstance(copy, Call) and copy.target == CLONE:
+        if isinstance(copy, Call) and copy.memory == "copy":
             source: Value = copy.args[0][1]
             return source if source.type == copy.types[0] else None
         if isinstance(copy, KernelCall) and copy_of(self.kernels[copy.callee]):
@@ -218,7 +217,7 @@ def _may_view(op: Op | None) -> bool:
     """Whether what an op gives may lie in its operands: a library call may give a view of one, but
     for a copy, and one that updates others."""
     if isinstance(op, Call):
-        return op.target != CLONE and not op.updates
+        return op.memory not in ("copy", "unwritten") and not op.updates
     return op is not None and (isinstance(op, Composite | Apply) or is_view(op))
 
 

@@ -8,7 +8,7 @@ launch, and its value lies in the storage of its operand.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -17,6 +17,7 @@ from rung.core.op import Func, Op, Value
 from rung.core.ranges import prove_eq
 from rung.core.types import TensorType
 from rung.loop.ir import Load, Store, extents_of
+from rung.program import ir
 from rung.program.ir import Apply, Call, KernelCall, Module, Write, states, strided
 from rung.tensor.ir import Index, axis_names, shape_of
 
@@ -29,16 +30,15 @@ class Copy:
     store: Store
 
 
-def views(module: Module, shares: Callable[[Op], bool]) -> Module:
-    """The module with reshaping copies as `index` ops, and without kernels then unused. Results of
-    the library calls that `shares` knows lie in the memory of the call's first operand."""
+def views(module: Module) -> Module:
+    """The module with reshaping copies as `index` ops, and without kernels then unused."""
     copies = {k.name: k for k in module.kernels if copy_of(k)}
-    programs = tuple(_views(p, copies, shares) for p in module.programs)
+    programs = tuple(_views(p, copies) for p in module.programs)
     used = {op.callee for p in programs for op in p.body.ops if isinstance(op, KernelCall)}
     return Module(programs, tuple(k for k in module.kernels if k.name in used))
 
 
-def _views(program: Func, copies: Mapping[str, Func], shares: Callable[[Op], bool]) -> Func:
+def _views(program: Func, copies: Mapping[str, Func]) -> Func:
     updates = {new: old for op in program.body.ops for new, old in states(op).items()}
     updated, later = set(updates.values()), set(updates)
     copied = {op.results[0]: source_of(op, copies[op.callee]) for op in program.body.ops
@@ -51,7 +51,7 @@ def _views(program: Func, copies: Mapping[str, Func], shares: Callable[[Op], boo
         result = op.results[0] if op.results else None
         if result not in copied:
             ops.append(op)
-            if shares(op):
+            if ir.is_view(op):
                 first = op.operands()[0]
                 root |= dict.fromkeys(op.results, root.get(first, first))
                 later |= set(op.results) if first in later else set()

@@ -7,12 +7,11 @@ from typing import Any
 
 import torch
 
-from rung.frontends.torch.calls import fit
 from rung.runtime import pool, tensors
 from rung.runtime.tensors import Site
 from rung.targets.base import Signature
 
-HELPERS = {"take": pool.take, "give": pool.give, "empty": tensors.empty, "fit": fit,
+HELPERS = {"take": pool.take, "give": pool.give, "empty": tensors.empty, "fit": tensors.fit,
            "leaves": tensors.leaves, "check": tensors.check, "bump": tensors.bump,
            "address": tensors.address, "torch": torch}
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from rung.core.origins import Origin
-from rung.frontends.torch.calls import PROFILER, callee, is_profiled, recorded
+from rung.program.externs import Externs
 from rung.runtime.code import HELPERS, Code
 from rung.runtime.tensors import empty, refusal
 from rung.targets.base import Launch, Target
@@ -28,18 +28,20 @@ class Executable:
     where the ops of the imported program come from; `library` is the file of the stretches.
     """
 
-    def __init__(self, code: Code, target: Target, launches: Mapping[str, Launch],
+    def __init__(self, code: Code, target: Target, externs: Externs,
+                 launches: Mapping[str, Launch],
                  libraries: Mapping[str, Callable[..., torch.Tensor]],
                  constants: Sequence[object] = (), lines: Mapping[str, str] | None = None,
                  nodes: Sequence[Origin | None] = ()):
-        self.code, self.text = code, code.text
+        self.code, self.externs, self.text = code, externs, code.text
         known = lines or {}
         start = len(code.functions) + 1  # lines before the first of `run`
         self.events = {start + n: [_event(kernel, nodes[at] if 0 <= at < len(nodes) else None)
                                    for kernel, at in steps] for n, steps in code.steps}
         self.names: dict[str, Any] = {**HELPERS, "lines": known}
         find: dict[str, Callable[[Any], Any]] = {
-            "call": callee, "library": libraries.__getitem__, "constant": constants.__getitem__}
+            "call": externs.callee, "library": libraries.__getitem__,
+            "constant": constants.__getitem__}
         for name, (kind, what) in code.names.items():
             self.names[name] = find[kind](what)
         for name, bound in code.stretches.items():
@@ -54,7 +56,7 @@ class Executable:
             boxed = constants if bound.signature.boxed else ()
             self.names[name] = target.bind(
                 bound.signature, launch, self.names[name], refuse=refusal(bound.sites, known),
-                empty=empty, profiler=PROFILER, constants=boxed)
+                empty=empty, profiler=externs.profiler, constants=boxed)
         self.library: str = next((x.file for x in launches.values() if hasattr(x, "file")), "")
         self.run: Callable[[list[Any]], tuple[torch.Tensor, ...]] = self.names["run"]
 
@@ -66,9 +68,9 @@ class Executable:
         step is an event."""
         def run(addresses: Sequence[int], sizes: Sequence[int]) -> None:
             assert launch is not None
-            events = self._here() if is_profiled() and hasattr(launch, "step") else ()
+            events = self._here() if self.externs.is_profiled() and hasattr(launch, "step") else ()
             for n, event in enumerate(events):
-                with recorded(event):
+                with self.externs.recorded(event):
                     refuse(*launch.step(n, addresses, sizes))  # type: ignore[attr-defined]
             if not events:
                 refuse(*launch(addresses, sizes))

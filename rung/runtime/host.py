@@ -35,26 +35,27 @@ from rung.core.errors import LoweringError
 from rung.core.expr import ONE, Expr
 from rung.core.op import Op, Value
 from rung.core.types import BF16, F16, DType, IndexType, TensorType, dtype_of, shape_of
-from rung.frontends.torch.calls import DTYPES, gives_one
 from rung.program import memory
+from rung.program.externs import Externs
 from rung.program.ir import Call, Check, KernelCall, Module, Return, Write, states, strided
 from rung.program.memory import Step, Storage
 from rung.program.views import is_view
 from rung.runtime.code import HELPERS, Bound, Code
 from rung.runtime.stretches import Builder, Built, Part, buffers, native, parts
-from rung.runtime.tensors import Site
+from rung.runtime.tensors import DTYPES, Site
 from rung.targets.base import Signature, Stretch, buffers_of, strides_of
 
 
-def host_code(module: Module, constants: int = 0) -> tuple[Code, list[Stretch]]:
+def host_code(module: Module, externs: Externs, constants: int = 0) -> tuple[Code, list[Stretch]]:
     """The code of the main program, whose last parameters are so many constants, and the stretches
     in it. LoweringError for an op that the host cannot do."""
-    host = _Host(module, constants)
+    host = _Host(module, externs, constants)
     return host.run(), list(host.stretches.values())
 
 
 class _Host:
-    def __init__(self, module: Module, constants: int):
+    def __init__(self, module: Module, externs: Externs, constants: int):
+        self.externs = externs
         self.module, self.program, self.native = module, module.main, native(module)
         self.plan = plan = memory.plan(self.program, self.native)
         count = len(self.program.params) - constants
@@ -419,7 +420,7 @@ class _Host:
         args += [f"{name}={self.argument(a)}" for name, a in op.args if name]
         text, made = f"{run}({', '.join(args)})", op.results[len(op.updates):]
         names = [self.name(r) for r in made]
-        if len(names) == 1 and gives_one(op.target):
+        if len(names) == 1 and self.externs.gives_one(op.target):
             self.line(f"{names[0]} = {text}")
         elif names:
             self.line(f"{''.join(f'{n}, ' for n in names)}= leaves({text}, {len(names)}, "
@@ -449,11 +450,7 @@ class _Host:
             case DType():
                 return str(DTYPES[x])
             case str():
-                kind, _, name = x.partition(":")
-                if kind == "device":
-                    return f"torch.device({name!r})"
-                if kind in ("dtype", "layout", "memory_format"):
-                    return f"torch.{name.removeprefix('torch.')}"
+                return self.externs.text(x)
         return repr(x)
 
 

@@ -10,6 +10,7 @@ import torch
 from torch._C._dynamo import guards
 from torch.utils._pytree import tree_leaves
 
+from rung.core.types import BF16, BOOL, F16, F32, F64, I8, I16, I32, I64, U8, DType
 from rung.program.ir import ERRORS
 
 
@@ -20,6 +21,19 @@ def new_memory(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -
 
 # Torch's own is private and takes a third of the time; both are blind to default devices.
 empty: Callable[..., torch.Tensor] = getattr(guards, "_empty_strided_cpu", new_memory)
+
+def unfilled(size: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """A contiguous tensor of undefined content on the host."""
+    return torch.empty(tuple(size), dtype=dtype, device="cpu")
+
+
+HOST_CALLS: dict[str, Callable[..., torch.Tensor]] = {"copy": torch.clone, "empty": unfilled}
+"""The calls that belong to no front end: `program.ir.HOST`."""
+
+DTYPES: dict[DType, torch.dtype] = {dtype: getattr(torch, name) for name, dtype in (
+    ("float64", F64), ("float32", F32), ("bfloat16", BF16), ("float16", F16), ("int64", I64),
+    ("int32", I32), ("int16", I16), ("int8", I8), ("uint8", U8), ("bool", BOOL))}
+"""The element types of the IR as torch's."""
 
 bump = torch.autograd.graph.increment_version
 """Tell autograd that a tensor has changed."""
@@ -48,6 +62,22 @@ def cloned(args: Sequence[Any], written: Sequence[int] | None = None) -> list[An
 
 def _in_memory(x: object) -> bool:
     return isinstance(x, torch.Tensor) and x.layout is torch.strided
+
+
+def fit(x: torch.Tensor, shape: Sequence[int], strides: Sequence[int],
+        dtype: torch.dtype) -> torch.Tensor:
+    """A copy of `x`, of this shape and type, with these strides; those of 0 say that it is
+    expanded. `x` itself where only strides of dimensions of size 1 are others."""
+    if x.shape != shape:
+        raise RuntimeError(f"a tensor has shape {tuple(x.shape)}, where the program was compiled "
+                           f"for {tuple(shape)}")
+    known = zip(x.shape, x.stride(), strides, strict=True)
+    if x.dtype is dtype and all(n == 1 or a == b for n, a, b in known):
+        return x
+    small = x[tuple(slice(None, None if stride else 1) for stride in strides)]
+    made = torch.empty_strided(small.shape, tuple(strides), dtype=dtype, device=x.device)
+    made.copy_(small)
+    return made if small is x else made.expand(tuple(shape))
 
 
 LOWEST = 1 << 16

@@ -1,6 +1,6 @@
 """Tensors without elements: what makes one is a call, what folds one away a `full`.
 
-    t = x + b : f32[0,8]                  ->    t = call aten.full.default([0,8], 0.0, dtype=f32)
+    t = x + b : f32[0,8]                  ->    t = call empty([0,8], f32) as unwritten : f32[0,8]
     s = reduce add t over [0] : f32[8]    ->    s = full 0.0 [8] f32
 
 So no kernel has an axis of extent 0, by which nothing can be divided.
@@ -15,7 +15,7 @@ from rung.core.ops import Cast, Map
 from rung.core.rewrite import dead_code, rewrite
 from rung.core.scalar import MONOIDS
 from rung.core.types import DType, TensorType
-from rung.program.ir import Call
+from rung.program.ir import copied, unwritten
 from rung.tensor.ir import (
     Concat,
     Contract,
@@ -44,8 +44,7 @@ def _rule(op: Op, builder: Builder, own: set[Value]) -> tuple[Value, ...] | None
     if isinstance(op, Scatter) and is_empty(op.src):
         if op.result not in own:
             return (op.x,)
-        copy = Call("aten.clone.default", (("", op.x),), (op.x.type,))
-        return builder.add(copy, op.result.name)
+        return builder.add(copied(op.x), op.result.name)
     kind = op.results[0].type if isinstance(op, MAKERS) else None
     if not isinstance(kind, TensorType) or not any(map(is_empty, (*op.operands(), op.results[0]))):
         return None
@@ -53,11 +52,9 @@ def _rule(op: Op, builder: Builder, own: set[Value]) -> tuple[Value, ...] | None
     if isinstance(op, Concat) and not is_empty(op.results[0]):
         return builder.add(replace(op, xs=tuple(x for x in op.xs if not is_empty(x)), results=()),
                            name)
-    value = _value(op, kind.dtype)
-    if not is_empty(op.results[0]):
-        return builder.add(Full(value, kind.dtype, kind.shape), name)
-    args = (("", kind.shape), ("", value), ("dtype", kind.dtype))
-    return builder.add(Call("aten.full.default", args, (kind,)), name)
+    if is_empty(op.results[0]):
+        return builder.add(unwritten(kind), name)
+    return builder.add(Full(_value(op, kind.dtype), kind.dtype, kind.shape), name)
 
 
 def _value(op: Op, dtype: DType) -> float | int | bool:

@@ -36,7 +36,7 @@ def simplify(program: Func) -> Func:
     state = _Sweep(frozenset(v for op in ops[first:] for v in op.operands()),
                    memories(program))
     # a copy that was asked for is not another one, whatever views of them are returned
-    copies = {r for op in ops if isinstance(op, Call) and op.target == "aten.clone.default"
+    copies = {r for op in ops if isinstance(op, Call) and op.memory == "copy"
               for r in op.results}
     return dead_code(merge_equal(rewrite(program, state.rule), apart=state.results | copies))
 

@@ -24,7 +24,7 @@ from rung.core.rewrite import dead_code, hashable
 from rung.core.scalar import MONOIDS, SCALARS
 from rung.core.types import IndexType, TensorType, axes_of, dtype_of
 from rung.loop import ir as loop
-from rung.program.ir import Call, Composite, KernelCall, Module, Write
+from rung.program.ir import Call, Composite, KernelCall, Module, Write, copied
 from rung.tensor.ir import (
     Concat,
     Contract,
@@ -42,11 +42,6 @@ from rung.tensor.ir import (
 
 Grid = tuple[Expr, ...]
 LOWERED = (Map, Cast, Reduce, Scan, Index, Contract, Gather, Scatter, Full, Iota, Concat)
-
-
-UNWRITTEN = ("aten.empty.memory_format", "aten.empty_like.default", "aten.empty_strided.default",
-             "aten.new_empty.default", "aten.new_empty_strided.default")
-"""Calls that give memory as it is."""
 
 
 def to_loop(*programs: Func) -> Module:
@@ -101,9 +96,9 @@ class _Lowering:
         made = self.made.get(value)
         if isinstance(made, Full):
             return self.call(made, result)
-        if isinstance(made, Call) and made.target in UNWRITTEN:
+        if isinstance(made, Call) and made.memory == "unwritten":
             return replace(made, results=(result,))
-        return Call("aten.clone.default", (("", value),), (value.type,), results=(result,))
+        return copied(value, (result,))
 
     def call(self, op: Op, result: Value) -> KernelCall:
         maker = _Maker(self.made)

@@ -22,12 +22,12 @@ from rung.core.expr import Expr
 from rung.core.machine import Machine
 from rung.core.op import Block, Func, Op, Value
 from rung.core.types import TensorType
-from rung.frontends.torch.aten import is_view
-from rung.frontends.torch.calls import DTYPES, overload, schema_of, to_torch
+from rung.frontends.torch.calls import overload, schema_of, to_torch
 from rung.program import memory
-from rung.program.ir import Apply, Call, Composite, KernelCall, Module, Write
+from rung.program.ir import Apply, Call, Composite, KernelCall, Module, Write, is_view
 from rung.program.views import is_view as is_index
 from rung.runtime.stretches import native
+from rung.runtime.tensors import DTYPES
 from rung.tensor.ir import Contract
 
 Sizes = Mapping[str, int]

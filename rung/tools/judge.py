@@ -17,10 +17,9 @@ from torch import fx
 
 from rung.core.op import walk
 from rung.core.types import BF16, F16, F32, F64, TensorType
-from rung.frontends.torch.calls import DTYPES
 from rung.frontends.torch.oracle import to_numpy
 from rung.program.ir import Module
-from rung.runtime.tensors import cloned
+from rung.runtime.tensors import DTYPES, cloned
 
 Arrays = Sequence[Any]
 Args = list[Any]

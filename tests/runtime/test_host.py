@@ -16,11 +16,12 @@ from rung.core.errors import LoweringError
 from rung.core.expr import Expr
 from rung.core.op import Builder, Func, Names, Value
 from rung.core.types import F32, I64, DType, TensorType
-from rung.frontends.torch.calls import fit
+from rung.frontends.torch.externs import TORCH
 from rung.program.ir import Call, Check, Module, Return, Write
 from rung.runtime import pool, tensors
 from rung.runtime.executable import Executable
 from rung.runtime.host import host_code
+from rung.runtime.tensors import fit
 from rung.targets.base import target
 
 
@@ -34,9 +35,9 @@ def host(*ops: Any, params: Sequence[Value]) -> Executable:
     for op in ops:
         builder.ops.append(op)
     program = Func("program", "main", tuple(params), (), builder.block())
-    code, stretches = host_code(Module((program,)))
+    code, stretches = host_code(Module((program,)), TORCH)
     cpu = target("cpu")
-    return Executable(code, cpu, cpu.load([], "", stretches) if stretches else {}, {})
+    return Executable(code, cpu, TORCH, cpu.load([], "", stretches) if stretches else {}, {})
 
 
 def value(name: str, *shape: int, role: str = "input", dtype: DType = F32) -> Value:
@@ -152,7 +153,7 @@ def test_what_the_host_cannot_do() -> None:
     p = Prog()
     program = p.done(p.full(1.0, 4))
     with pytest.raises(LoweringError, match="the host cannot do full"):
-        host_code(Module((program,)))
+        host_code(Module((program,)), TORCH)
 
 
 def test_workspaces_are_used_again() -> None:

@@ -17,7 +17,7 @@ from rung.tools import opt
 from rung.tools.capture import Graph, capture
 from rung.tools.given import Given, UserError, from_expression
 from rung.tools.repro import closed, differs, repro, shrunk, text
-from rung.tools.show import Request, context_of
+from rung.tools.show import Request, compilation_of
 
 BASE = Request(target="cpu.base")
 MANY = "torch.relu(torch.floor(torch.randn(6, 9)).exp() + torch.randn(9)).sort()[0].cumsum(0) * 2"
@@ -56,11 +56,11 @@ def graph_of(expression: str) -> Graph:
 
 def test_a_graph_is_cut_down_to_what_differs(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = graph_of(MANY)
-    context = context_of(graph, target("cpu.base"), BASE)
-    assert not differs(graph, context)
+    compilation = compilation_of(graph, target("cpu.base"), BASE)
+    assert not differs(graph, compilation)
     plant(monkeypatch, "tensor.lower")
-    small = shrunk(graph, context)
-    assert differs(small, context)
+    small = shrunk(graph, compilation)
+    assert differs(small, compilation)
     assert [str(n.target) for n in small.module.graph.nodes if n.op == "call_function"] == [
         "aten.add.Tensor"]
     assert "torch.ops.aten.add.Tensor" in text(small, "")

@@ -27,7 +27,7 @@ from rung.core.scalar import SCALARS
 from rung.core.types import DTYPES, F32, F64, FLOAT, TensorType, Type, dtype_of, shape_of
 from rung.frontends.torch.activations import ACTIVATIONS
 from rung.frontends.torch.attention import ATTENTION
-from rung.frontends.torch.calls import bind, is_number, numbers, overload, refused, schema_of
+from rung.frontends.torch.calls import bind, is_number, memory_of, numbers, refused, schema_of
 from rung.frontends.torch.emit import Emit
 from rung.frontends.torch.functions import FUNCTIONS
 from rung.frontends.torch.indexing import INDEXING
@@ -36,7 +36,7 @@ from rung.frontends.torch.pointwise import POINTWISE
 from rung.frontends.torch.reductions import COMPOSITES, REDUCTIONS
 from rung.frontends.torch.types import order_of
 from rung.frontends.torch.views import MOVES, VIEWS
-from rung.program.ir import Apply, Call, Check, Composite, Return, Write
+from rung.program.ir import Apply, Call, Check, Composite, Return, Write, is_view
 from rung.tensor.ir import Contract, Item, Reduce, Scan
 
 
@@ -86,7 +86,7 @@ def centres(ops: Sequence[Op]) -> Iterator[Value]:
                 yield y
 
 
-def lower(func: Func, keep: Collection[str] = (), precision: str = "default") -> Func:
+def lower(func: Func, precision: str = "default", keep: Collection[str] = ()) -> Func:
     """`func` with every call that has an entry, and is not in `keep`, as Tensor IR; under the
     precision "eager" those alone whose results have eager's bits."""
     return dead_code(_Lowering(func, keep, precision == "eager").run())
@@ -293,7 +293,8 @@ class _Lowering:
 
     def _call(self, target: str, old: Value, *args: Any, **named: Any) -> Value:
         """A call that gives `old` anew."""
-        call = Call(target, (*(("", a) for a in args), *named.items()), (old.type,), results=(old,))
+        given = (*(("", a) for a in args), *named.items())
+        call = Call(target, given, (old.type,), memory=memory_of(target), results=(old,))
         return self._again(call)[0]
 
     def _again(self, call: Op) -> tuple[Value, ...]:
@@ -388,14 +389,6 @@ def _has_bits(op: Op) -> bool:
 def plain(kind: Type) -> Type:
     """A tensor type without its strides."""
     return TensorType(kind.dtype, kind.shape) if isinstance(kind, TensorType) else kind
-
-
-def is_view(op: Op | None) -> bool:
-    """Whether an op is a call whose results share the memory of its first operand."""
-    if not isinstance(op, Call) or not op.operands() or not schema_of(op.target):
-        return False
-    schema = overload(op.target)._schema
-    return not schema.is_mutable and any(r.alias_info is not None for r in schema.returns)
 
 
 def _named(ops: Sequence[Op], names: dict[Value, Value]) -> list[Op]:

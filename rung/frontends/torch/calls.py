@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pkgutil import resolve_name
 from typing import Any
@@ -13,14 +13,9 @@ import torch
 from rung.core.expr import Expr
 from rung.core.op import Value
 from rung.core.types import DType, TensorType, dtype_of, shape_of
-from rung.frontends.torch.compat import PROFILER as PROFILER
-from rung.frontends.torch.compat import is_profiled as is_profiled
-from rung.frontends.torch.compat import recorded as recorded
 from rung.frontends.torch.higher import APPLY
-from rung.frontends.torch.types import TORCH_DTYPES
 from rung.program.ir import Call, Composite
-
-DTYPES = {ours: theirs for theirs, ours in TORCH_DTYPES.items()}
+from rung.runtime.tensors import DTYPES, HOST_CALLS
 
 
 @cache
@@ -33,7 +28,10 @@ def overload(target: str) -> torch._ops.OpOverload:
 
 @cache
 def callee(target: str) -> Callable[..., object]:
-    """What a call's target names: an operator, or a function of numbers such as `math.floor`."""
+    """What a call's target names: one of the host's own, an operator, or a function of numbers such
+    as `math.floor`."""
+    if target in HOST_CALLS:
+        return HOST_CALLS[target]
     found: Callable[..., object] = (overload if target.count(".") == 2 else resolve_name)(target)
     return found
 
@@ -53,6 +51,21 @@ def bind(call: Call) -> tuple[Any, ...]:
     named = {name: a for name, a in call.args if name}
     rest = overload(call.target)._schema.arguments[len(given):]
     return (*given, *(named.get(a.name, a.default_value) for a in rest))
+
+
+UNWRITTEN = ("aten.empty.memory_format", "aten.empty_like.default", "aten.empty_strided.default",
+             "aten.new_empty.default", "aten.new_empty_strided.default")
+
+
+def memory_of(target: str) -> str:
+    """What is known of the storage of a call's results, as `program.ir.Call` says it."""
+    if target in UNWRITTEN or target == "aten.clone.default":
+        return "unwritten" if target in UNWRITTEN else "copy"
+    if not schema_of(target):
+        return ""
+    schema = overload(target)._schema
+    views = not schema.is_mutable and any(r.alias_info is not None for r in schema.returns)
+    return "view" if views else ""
 
 
 @cache
@@ -128,17 +141,11 @@ def to_torch(x: Any, value: Callable[[Value], Any], sizes: Mapping[str, int]) ->
     return x
 
 
-def fit(x: torch.Tensor, shape: Sequence[int], strides: Sequence[int],
-        dtype: torch.dtype) -> torch.Tensor:
-    """A copy of `x`, of this shape and type, with these strides; those of 0 say that it is
-    expanded. `x` itself where only strides of dimensions of size 1 are others."""
-    if x.shape != shape:
-        raise RuntimeError(f"a tensor has shape {tuple(x.shape)}, where the program was compiled "
-                           f"for {tuple(shape)}")
-    known = zip(x.shape, x.stride(), strides, strict=True)
-    if x.dtype is dtype and all(n == 1 or a == b for n, a, b in known):
-        return x
-    small = x[tuple(slice(None, None if stride else 1) for stride in strides)]
-    made = torch.empty_strided(small.shape, tuple(strides), dtype=dtype, device=x.device)
-    made.copy_(small)
-    return made if small is x else made.expand(tuple(shape))
+def text(argument: str) -> str:
+    """A word among the arguments of a call, as Python that gives what torch takes for it."""
+    kind, _, name = argument.partition(":")
+    if kind == "device":
+        return f"torch.device({name!r})"
+    if kind in ("dtype", "layout", "memory_format"):
+        return f"torch.{name.removeprefix('torch.')}"
+    return repr(argument)

@@ -33,6 +33,7 @@ from rung.core.errors import Unsupported
 from rung.core.expr import ONE, ZERO, Expr, is_size, may_be_negative, sym
 from rung.core.op import RESERVED, Block, Func, Names, Op, Value, expressions
 from rung.core.types import INDEX, TensorType, Type, shape_of
+from rung.frontends.torch.calls import memory_of
 from rung.frontends.torch.compat import (
     Sympy,
     auto_functionalized,
@@ -364,7 +365,8 @@ class _Importer:
         given = (*(("", self._arg(a)) for a in args),
                  *((k, self._arg(a)) for k, a in named.items()))
         states = tuple(map(self._arg, updates))
-        self._add(node, program.Call(str(op), given, types, effect, states), val)
+        self._add(node, program.Call(str(op), given, types, effect, states,
+                                     memory_of(str(op)) if args else ""), val)
 
     def _add(self, node: fx.Node, op: program.Call | program.Write, val: Any) -> None:
         op.check()

@@ -11,8 +11,9 @@ import torch
 from rung.core.interp import Interp
 from rung.core.op import Value
 from rung.core.types import BF16, INDEX, TensorType
-from rung.frontends.torch.calls import fit, run_call
+from rung.frontends.torch.calls import run_call
 from rung.program.ir import Call
+from rung.runtime.tensors import fit
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -11,13 +11,11 @@ import torch
 from rung.core.errors import Unsupported
 from rung.core.expr import ONE, Expr, may_be_negative, sym
 from rung.core.op import Func
-from rung.core.types import BOOL, DTYPES, FLOAT, INDEX, DType, TensorType, Type, VecType
+from rung.core.types import BOOL, FLOAT, INDEX, DType, TensorType, Type, VecType
 from rung.frontends.torch.compat import Sympy, size_expr
+from rung.runtime.tensors import DTYPES
 
-TORCH_DTYPES: dict[torch.dtype, DType] = {getattr(torch, name): DTYPES[ours] for name, ours in (
-    ("float64", "f64"), ("float32", "f32"), ("bfloat16", "bf16"), ("float16", "f16"),
-    ("int64", "i64"), ("int32", "i32"), ("int16", "i16"), ("int8", "i8"), ("uint8", "u8"),
-    ("bool", "bool"))}
+TORCH_DTYPES: dict[torch.dtype, DType] = {theirs: ours for ours, theirs in DTYPES.items()}
 
 
 def hints_of(func: Func, example_inputs: Sequence[Any]) -> dict[str, int]:

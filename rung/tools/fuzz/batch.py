@@ -19,6 +19,7 @@ from rung.core.cost import bound
 from rung.core.errors import Unsupported
 from rung.frontends.torch import compat
 from rung.frontends.torch.backend import with_results
+from rung.frontends.torch.externs import TORCH
 from rung.frontends.torch.importer import Imported, import_graph
 from rung.frontends.torch.oracle import to_numpy
 from rung.frontends.torch.tracing import compile_graphs
@@ -127,7 +128,7 @@ SLOW = 1 << 15  # operations over which Kernel IR is not run as Python
 def build(programs: Sequence[Lowered], target: Target) -> None:
     """Code for the parts of all programs, as one library. TargetCompileError if it has none."""
     parts = [p for x in programs for p in x.parts]
-    codes = [host_code(p.module, len(p.imported.constants)) for p in parts]
+    codes = [host_code(p.module, TORCH, len(p.imported.constants)) for p in parts]
     kernels = [replace(k, name=p.prefix + k.name) for p in parts for k in generated(p.module)]
     stretches = [_renamed(s, p.prefix) for p, (_, found) in zip(parts, codes, strict=True)
                  for s in found]
@@ -136,7 +137,7 @@ def build(programs: Sequence[Lowered], target: Target) -> None:
         own = {name.removeprefix(part.prefix): x for name, x in launches.items()
                if name.startswith(part.prefix)}
         libraries = {k.name: target.call(k) for k in part.module.kernels if is_library(k)}
-        made = Executable(code, target, own, libraries, part.imported.constants)
+        made = Executable(code, target, TORCH, own, libraries, part.imported.constants)
         part.run = with_results(made.run, part.imported)
 
 

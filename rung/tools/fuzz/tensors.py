@@ -260,7 +260,7 @@ def passes(tidy: Func, rng: random.Random) -> Iterator[tuple[str, Module]]:
     yield "fuse", (module := fuse(module, price))
     yield "siblings", (module := join_siblings(module, price, price))
     yield "simplify", (module := kernels(lambda k: simplify_kernel(k, "eager"), module))
-    yield "views", (module := views(module, lambda op: False))
+    yield "views", (module := views(module))
     yield "reinplace", (module := reinplace(module))
     yield "merge_axes", (module := kernels(merge_axes, module))
     yield "canonical", canonical(module)
