@@ -573,6 +573,9 @@ MEMORY: Rows = {
     "written through elements that share memory": (_filled_wide, lambda: [torch.randn(4)]),
     "views of copies": (lambda x: (x.clone().t(), x.clone().as_strided((2,), (2,)), x.t()),
         lambda: [torch.randn(4, 3)]),
+    "masks that share memory": (
+        lambda x: (x[:, :, None] & x[:, None], x[:1].expand(2, 3) | x, x[:1].expand(2, 3) ^ x),
+        lambda: [torch.arange(6).view(2, 3)]),
     "added to its own mirror image": (_own_flip, lambda: [torch.randn(5, 2)]),
 }
 
@@ -670,7 +673,7 @@ def _transposed(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return torch.tanh(F.conv_transpose2d(x, w, padding=1, output_padding=1))
 
 
-CASTS: Rows = {  # faults of AOTAutograd too
+FAULTS: Rows = {  # of AOTAutograd too: see faults.py
     "floats written to whole numbers": (lambda x: x.clone().logit_(), lambda: [torch.arange(2)]),
     "a product written to them": (lambda x: x.clone().ldexp_(x), lambda: [torch.arange(2)]),
     "complex numbers written to floats": (lambda x: x.clone().add_(1j), lambda: [torch.ones(2)]),
@@ -683,6 +686,11 @@ CASTS: Rows = {  # faults of AOTAutograd too
     "no classes for some": (lambda x: F.one_hot(x, 0), lambda: [torch.ones(2).long()]),
     "the largest of whole numbers": (lambda x: F.max_pool1d(x, 2), lambda: [
         torch.ones(2, 4).long()]),
+    **{f"memory that overlaps, written by {name}": (fn, lambda: [torch.ones(4)])
+       for name, fn in {
+           "a list": lambda x: torch._foreach_add_([x.expand(3, 4)], 1.0),
+           "an overload": lambda x: torch.ops.aten.add_.Tensor(x[1:], x[:3]),
+           "an operator": lambda x: x[1:].__iadd__(x[:3])}.items()},
 }
 
 RAISES: Rows = {
@@ -728,7 +736,7 @@ RAISES: Rows = {
         "taken from true": lambda x: True - x,
         "less true": lambda x: x - True, "less a bool": lambda x: x - torch.tensor(True),
         "times true": lambda x: torch.add(x, x, alpha=True)}.items()},
-    **CASTS,
+    **FAULTS,
     **{f"a tensor of the inference mode, {name}": (fn, lambda: [
         torch.inference_mode()(torch.ones)(3)]) for name, fn in {
             "changed and returned": lambda x: x.add_(1),
@@ -759,7 +767,7 @@ def test_an_error_is_raised_as_in_eager(name: str) -> None:
     with pytest.raises((RuntimeError, IndexError)) as eager:
         fn(*make())
     with pytest.raises((eager.type, TorchRuntimeError)) as found:  # Dynamo's, where it finds out
-        rung(fn, strict=name not in CASTS)(*make())
+        rung(fn, strict=name not in FAULTS)(*make())
     assert not isinstance(found.value, BackendCompilerFailed)
 
 

@@ -20,6 +20,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from itertools import combinations
@@ -146,7 +147,8 @@ COMPLEX = (complex, torch.complex32, torch.complex64, torch.complex128)
 
 
 def _name(node: fx.Node) -> str:
-    return str(getattr(node.target, "__name__", node.target))
+    """The name of what is called, without that of an overload."""
+    return str(getattr(node.target, "__name__", node.target)).partition(".")[0]
 
 
 RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
@@ -154,12 +156,20 @@ RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 def _targets(node: fx.Node) -> Iterator[fx.Node]:
     """The nodes that are overwritten by a call."""
-    name = _name(node)
     into = tree_leaves(node.kwargs.get("out"))
-    if node.op in ("call_method", "call_function") and node.args and name != "set_" and (
-            (name.endswith("_") and not name.endswith("__")) or name in ("setitem", *INPLACE)):
-        into.append(node.args[0])
+    if node.op in ("call_method", "call_function") and node.args and _writes(node):
+        into += tree_leaves(node.args[0])
     return (x for x in into if isinstance(x, fx.Node))
+
+
+def _writes(node: fx.Node) -> bool:
+    """Whether a call overwrites its first argument, or the tensors in that list. Of Python's own
+    functions `and_` and others do not, which end so since their names would be keywords."""
+    name = _name(node)
+    if name.strip("_") in ("setitem", *INPLACE):
+        return True
+    own = node.target is getattr(operator, name, None)
+    return name.endswith("_") and not own and not name.endswith("__") and name != "set_"
 
 
 INPLACE = {"iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor",
