@@ -13,9 +13,10 @@ import torch
 from planted import plant, with_a_bug
 
 from rung.core.op import Func
+from rung.targets.base import target
 from rung.tools import opt
-from rung.tools.fuzz import mappings, programs, tensors, texts
-from rung.tools.fuzz.run import Request, differing, fuzz
+from rung.tools.fuzz import batch, mappings, programs, tensors, texts
+from rung.tools.fuzz.run import ROUNDED, Request, differing, fuzz
 
 GOLDENS = [p for p in sorted((Path(__file__).parents[1] / "goldens").glob("*.ir"))
            if ".source" not in p.name]
@@ -61,6 +62,22 @@ def test_oracles_give_calls_the_layouts_that_they_expect() -> None:
     program = programs.Program({"a": a, "c": c}, tuple(programs.Line(*x) for x in lines), ("v3",),
                                False, (("precision", "eager"),))
     assert not list(differing({0: program}, "cpu", 1))
+
+
+def test_what_is_left_of_terms_that_cancel_is_judged_by_the_roundings_of_the_oracle() -> None:
+    """The sum of a normalized row is 0, in bf16 but for the roundings of its terms."""
+    b = torch.randn(8, 8, generator=torch.Generator().manual_seed(0)).bfloat16()
+    lines = (("v1", "F.layer_norm(b, (8,))", ("b",)), ("v2", "v1.sum(-1)", ("v1",)))
+    program = programs.Program({"b": b}, tuple(programs.Line(*x) for x in lines), ("v2",),
+                               False, (("precision", "default"),))
+    made = batch.lowered(program, target("cpu"), "p")
+    batch.build([made], target("cpu"))
+    made.watch()
+    (found,) = made.call(b)
+    (part,) = made.parts
+    assert not part.wrong(ROUNDED[torch.bfloat16])
+    part.seen[1][0] = found + 0.25
+    assert part.wrong(ROUNDED[torch.bfloat16])
 
 
 @pytest.mark.parametrize("seed", range(8))

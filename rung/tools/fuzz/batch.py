@@ -7,8 +7,9 @@ whole batch are built. Names of kernels get a prefix, since two programs may sha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -47,14 +48,23 @@ class Part:
 
     def wrong(self, bound: float) -> str:
         """On which rung the oracle gives something else than the code did when it ran last."""
-        inputs = [to_numpy(x) for x in (*self.seen[0], *self.imported.constants)]
-        got = [to_numpy(x) for x in self.seen[1] if isinstance(x, torch.Tensor)]
         for rung, module in self.history.modules.items():
-            if rung == "kernel" and self.slow:
-                continue
-            if found := judge.difference(check.results(module, inputs)[:len(got)], got, bound):
-                return f"the code changes {found} of {rung} IR"
+            if rung != "kernel" or not self.slow:
+                for found in self._differences(module, bound):
+                    return f"the code changes {found} of {rung} IR"
         return ""
+
+    def _differences(self, module: Module, bound: float) -> Iterator[judge.Difference]:
+        """Of what the code gave from what a module does, by more than roundings of the arguments
+        change that: terms may cancel, so that roundings are all that is left."""
+        given, got = self.seen[0], [x for x in self.seen[1] if isinstance(x, torch.Tensor)]
+
+        def oracle(args: judge.Args) -> judge.Results:
+            inputs = [to_numpy(x) for x in (*args, *self.imported.constants)]
+            return check.results(module, inputs)[:len(got)]
+
+        return judge.wrong(got, oracle(given), bound, judge.Reference(lambda: None, cache(
+            lambda: [oracle(judge.off_by_roundings(given, n)) for n in range(judge.SEEDS)])))
 
     @property
     def slow(self) -> bool:
