@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
+from itertools import count
 from math import gcd, inf, isinf
 from typing import TypeAlias
 
@@ -69,8 +70,18 @@ def _relevant(e: Expr, bounds: Bounds) -> Known:
     return tuple((name, bounds[name]) for name in sorted(found) if name in bounds)
 
 
-@lru_cache(1 << 14)
+QUESTIONS = 1 << 16  # after which all answers are forgotten: each adds some, and none goes alone
+_asked = count(1)
+
+
 def _facts(known: Known) -> _Facts:
+    if not next(_asked) % QUESTIONS:
+        _kept.cache_clear()
+    return _kept(known)
+
+
+@lru_cache(1 << 14)
+def _kept(known: Known) -> _Facts:
     return _Facts(dict(known))
 
 

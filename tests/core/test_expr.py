@@ -400,3 +400,11 @@ def steps_to_simplify(depth: int) -> int:
 def test_simplifying_takes_time_linear_in_the_depth_of_divisions() -> None:
     shallow, deep = steps_to_simplify(2), steps_to_simplify(8)
     assert deep < 10 * shallow
+
+
+def test_answers_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that compiles for days does not keep every answer."""
+    monkeypatch.setattr(ranges, "QUESTIONS", 64)
+    for n in range(2, 2000):
+        assert prove_nonneg(parse_expr(f"{n}*i-i"), {"i": (0, 7)})
+    assert len(ranges._kept((("i", (0, 7)),)).intervals) < 4 * 64
