@@ -120,6 +120,9 @@ class Expr:
         raise TypeError(f"'{self}' is not an int: use const_value or evaluate()")
 
     def __str__(self) -> str:
+        match self.terms:
+            case ((1, (Sym(name),)),) if not self.const:
+                return name
         return _render(self, lambda atom: atom.text, str)
 
     def __repr__(self) -> str:
@@ -379,7 +382,7 @@ def _holds(poly: Poly, part: Expr) -> bool:
 
 def is_size(name: str) -> bool:
     """Whether the symbol `name` is a size (`s0`, `u1`, ...) or number (`z0`), and not an axis."""
-    return re.fullmatch(r"[suz][0-9]+", name) is not None
+    return name[:1] in ("s", "u", "z") and name.isascii() and name[1:].isdigit()
 
 
 def may_be_negative(e: Expr) -> bool:

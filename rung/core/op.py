@@ -8,7 +8,7 @@ Ops and values compare by identity.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -89,15 +89,36 @@ class Op:
         """Values that the op itself reads, in field order; nested blocks not included."""
         known = self.__dict__.get("_operands")
         if known is None:
-            known = self.__dict__["_operands"] = tuple(_values(self))
+            found: list[Value] = []
+            for _, x in attributes(self):
+                _collect(x, found)
+            known = self.__dict__["_operands"] = tuple(found)
         return known
 
     def blocks(self) -> tuple[Block, ...]:
-        known = self.__dict__.get("_blocks")
+        kind = type(self)
+        if kind not in _BLOCKS:
+            _BLOCKS[kind] = tuple(f.name for f in fields(kind) if "Block" in str(f.type))
+        names = _BLOCKS[kind]
+        return tuple(x for n in names if isinstance(x := getattr(self, n), Block)) if names else ()
+
+    def key(self) -> Hashable:
+        """Equal for ops of one class whose fields, results apart, are equal."""
+        known = self.__dict__.get("_key")
         if known is None:
-            known = self.__dict__["_blocks"] = tuple(
-                x for _, x in attributes(self) if isinstance(x, Block))
+            fields = tuple(hashable(x) for _, x in attributes(self))
+            known = self.__dict__["_key"] = (type(self), fields)
         return known
+
+    def with_fields(self: AnyOp, **changes: object) -> AnyOp:
+        """A copy with other fields; `dataclasses.replace` takes several times as long."""
+        new = object.__new__(type(self))
+        known = {**self.__dict__, **changes}
+        stale = ("_nest",) if changes.keys() == {"results"} else ("_nest", "_operands", "_key")
+        for name in stale:
+            known.pop(name, None)
+        new.__dict__.update(known)
+        return new
 
     def map(self: AnyOp, values: Mapping[Value, Value],
             block: Callable[[Block], Block] | None = None) -> AnyOp:
@@ -109,7 +130,7 @@ class Op:
             new = block(old) if isinstance(old, Block) and block else _substitute(old, values)
             if new is not old:
                 changes[name] = new
-        return replace(self, **changes) if changes else self  # type: ignore[arg-type]
+        return self.with_fields(**changes) if changes else self
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,6 +185,7 @@ class Vocabulary:
 
 
 _FIELDS: dict[type, tuple[str, ...]] = {}
+_BLOCKS: dict[type, tuple[str, ...]] = {}  # the fields that may hold blocks
 
 
 def attributes(op: Op) -> Iterator[tuple[str, Any]]:
@@ -176,17 +198,12 @@ def attributes(op: Op) -> Iterator[tuple[str, Any]]:
         yield name, getattr(op, name)
 
 
-def _values(op: Op) -> Iterator[Value]:
-    for _, x in attributes(op):
-        yield from _leaves(x)
-
-
-def _leaves(x: Any) -> Iterator[Value]:
+def _collect(x: object, found: list[Value]) -> None:
     if isinstance(x, Value):
-        yield x
+        found.append(x)
     elif isinstance(x, tuple):
         for y in x:
-            yield from _leaves(y)
+            _collect(y, found)
 
 
 def _substitute(x: Any, values: Mapping[Value, Value]) -> Any:
@@ -239,6 +256,13 @@ RESERVED = C_WORDS | frozenset({
 """Words of the dumps and of the sources that can name no value, axis or loop variable."""
 
 
+def hashable(x: object) -> Hashable:
+    """A hashable stand-in that tells 1, 1.0, True, 0.0 and -0.0 apart."""
+    if isinstance(x, tuple):
+        return tuple(map(hashable, x))
+    return (type(x), repr(x)) if isinstance(x, int | float) else x
+
+
 class Names:
     """Hands out names that are unique in a function and not reserved."""
 
@@ -246,9 +270,15 @@ class Names:
         self._next: dict[str, int] = {}
         self._taken = {*taken, *RESERVED}
 
+    def take(self, names: Collection[str]) -> bool:
+        """Take these very names, if all of them are free."""
+        if not self._taken.isdisjoint(names) or any(map(is_size, names)):
+            return False
+        self._taken.update(names)
+        return True
+
     def __call__(self, hint: str) -> str:
-        if hint not in self._taken and not is_size(hint):
-            self._taken.add(hint)
+        if self.take((hint,)):
             return hint
         stem = hint.rstrip("0123456789") or "v"
         stem += "_" if is_size(f"{stem}0") else ""  # s1 is a size, never a value
@@ -272,7 +302,7 @@ class Builder:
         hints = hints or (op.keyword or "v",)
         results = tuple(Value(self.names(hints[min(i, len(hints) - 1)]), t)
                         for i, t in enumerate(op.infer()))
-        self.ops.append(replace(op, results=results))
+        self.ops.append(op.with_fields(results=results))
         return results
 
     def one(self, op: Op, hint: str = "") -> Value:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 
 from rung.core import origins
-from rung.core.op import Block, Builder, Effect, Func, Op, Value, attributes, names_of, walk
+from rung.core.op import Block, Builder, Effect, Func, Op, Value, names_of, walk
 from rung.core.ops import LoadBase
 from rung.core.types import INDEX
 
@@ -57,8 +57,9 @@ def substitute(ops: Sequence[Op], values: Mapping[Value, Value]) -> list[Op]:
 def is_pure(op: Op) -> bool:
     """Whether the op and all in its blocks only compute results, none a size that is read by name.
     """
-    return op.effect is Effect.PURE and all(is_pure(x) for b in op.blocks() for x in b.ops) and (
-        not any(r.type is INDEX for r in op.results))
+    if op.effect is not Effect.PURE or any(r.type is INDEX for r in op.results):
+        return False
+    return all(is_pure(x) for b in op.blocks() for x in b.ops)
 
 
 def dead_code(func: Func) -> Func:
@@ -88,7 +89,7 @@ def merge_equal(func: Func, classes: tuple[type[Op], ...] = (Op,),
     kept: list[Op] = []
     for old in func.body.ops:
         op = old.map(values)
-        key = (type(op), tuple(hashable(x) for _, x in attributes(op)))
+        key = op.key()
         if not is_pure(op):
             while loads:
                 seen.pop(loads.pop(), None)
@@ -109,13 +110,6 @@ def merge_equal(func: Func, classes: tuple[type[Op], ...] = (Op,),
     return func if not values else func.with_ops(kept)
 
 
-def hashable(x: object) -> Hashable:
-    """A hashable stand-in that tells 1, 1.0, True, 0.0 and -0.0 apart."""
-    if isinstance(x, tuple):
-        return tuple(hashable(y) for y in x)
-    return (type(x), repr(x)) if isinstance(x, int | float) else x
-
-
 def renamed(value: Value, name: str) -> Value:
     """A value of the same type under another name."""
-    return replace(value, name=name)
+    return value if name == value.name else replace(value, name=name)

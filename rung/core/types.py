@@ -41,6 +41,9 @@ class DType:
     def __str__(self) -> str:
         return self.name
 
+    def __hash__(self) -> int:  # it is part of many keys
+        return hash(self.name)
+
 
 F64, F32, BF16, F16 = (DType(n, "f", b) for n, b in
                        (("f64", 64), ("f32", 32), ("bf16", 16), ("f16", 16)))

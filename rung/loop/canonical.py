@@ -88,7 +88,7 @@ class _Naming(Copier):
     """A copier that names results by what they are."""
 
     def op(self, op: Op) -> tuple[Value, ...]:
-        new = self.out.add(replace(self._moved(op), results=()))
+        new = self.out.add(self._moved(op))
         self.values.update(zip(op.results, new, strict=True))
         return new
 

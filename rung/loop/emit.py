@@ -8,15 +8,15 @@ have to become something that an index expression cannot say.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from rung.core.errors import RungError
 from rung.core.expr import Expr, Sym, sym
-from rung.core.op import Builder, Effect, Func, Names, Op, Value, attributes
+from rung.core.op import Builder, Effect, Func, Names, Op, Value
 from rung.core.ops import Cast, Const, IndexValue, Map, Sub
 from rung.core.ranges import prove_nonneg
-from rung.core.rewrite import dead_code, hashable
+from rung.core.rewrite import dead_code
 from rung.core.types import I64, TensorType, axes_of
 from rung.loop.ir import Axes, Contract, Fold, Load, Scan, Store, free_axes, op_axes
 
@@ -40,10 +40,20 @@ class Emitter(Builder):
     def add(self, op: Op, *hints: str) -> tuple[Value, ...]:
         if op.effect is not Effect.PURE:
             return super().add(op, *hints)
-        key = (type(op), *(hashable(x) for _, x in attributes(op)))
+        key = op.key()
         if key not in self._seen:
             self._seen[key] = super().add(op, *(hints or (hint(op),)))
         return self._seen[key]
+
+    def keep(self, op: Op) -> tuple[Value, ...]:
+        """Append `op` of another kernel as it is, where its results' names are free."""
+        names, pure = [r.name for r in op.results], op.effect is Effect.PURE
+        if (pure and op.key() in self._seen) or not self.names.take(names):
+            return self.add(op, *names)
+        self.ops.append(op)
+        if pure:
+            self._seen[op.key()] = op.results
+        return op.results
 
     def axis(self, name: str, extent: Expr) -> str:
         """A new axis, called `name` if that is free."""
@@ -117,9 +127,10 @@ class Copier:
             self.op(op)
 
     def op(self, op: Op) -> tuple[Value, ...]:
-        """Copy one op; its results are then known in `values`."""
-        hints = [r.name for r in op.results]
-        new = self.out.add(replace(self._moved(op), results=()), *hints)
+        """Copy one op; its results are then known in `values`. One that stays as it is, is kept."""
+        moved = self._moved(op)
+        new = self.out.keep(op) if moved is op else (
+            self.out.add(moved, *(r.name for r in op.results)))
         self.values.update(zip(op.results, new, strict=True))
         return new
 
@@ -130,11 +141,11 @@ class Copier:
                 axes = set(free_axes(subs))
                 inside = [e for e in self.mask if axes & e.symbols() or not free_axes((e,))]
                 mask = self.out.unproved([*map(self.expr, op.mask), *inside])
-                return replace(op, buf=self.values[op.buf], subs=subs, mask=mask)
+                return _changed(op, buf=self.values[op.buf], subs=subs, mask=mask)
             case Store():
                 mask = self.out.unproved([*map(self.expr, op.mask), *self.mask])
-                return replace(op, buf=self.values[op.buf], subs=self.subs(op.subs),
-                               value=self.values[op.value], mask=mask)
+                return _changed(op, buf=self.values[op.buf], subs=self.subs(op.subs),
+                                value=self.values[op.value], mask=mask)
             case IndexValue():
                 return self._index(op)
             case Fold() | Contract() | Scan():
@@ -143,7 +154,7 @@ class Copier:
                 axis = self.axis(op.axis)
                 if not any(axis in axes_of(v.type) for v in new.operands()):
                     raise Declined(f"nothing folded over {axis} varies over it")
-                return replace(new, axis=axis)
+                return _changed(new, axis=axis)
             case _:
                 return op.map(self.values)
 
@@ -178,7 +189,16 @@ class Copier:
 
     def _index(self, op: IndexValue) -> Op:
         to = self.sub(op.expr)
+        if to is op.expr:
+            return op
         return IndexValue(to) if isinstance(to, Expr) else Cast(to, I64)
+
+
+def _changed(op: Op, **fields: object) -> Op:
+    """`op` with these fields; the same one where they are as they were."""
+    old = op.__dict__
+    return op if all(x is old[f] or x == old[f] for f, x in fields.items()) else (
+        op.with_fields(**fields))
 
 
 def rebuilt(func: Func, axes: Mapping[str, Sub], sizes: Sizes | None = None,

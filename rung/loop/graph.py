@@ -61,6 +61,8 @@ class Graph:
     def inputs(self, node: Op | Piece) -> tuple[Value, ...]:
         """What a node reads, in nested blocks and by the name of a size too."""
         if isinstance(node, Piece):
+            if not self.sizes:
+                return node.args
             ops, read = list(walk(node.func.body)), node.args
             types = [v.type for v in (*node.func.params, *node.func.outs)]
             shapes = [(*t.shape, *(t.strides or ())) for t in types if isinstance(t, TensorType)]

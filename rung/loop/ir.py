@@ -286,6 +286,13 @@ def find_axes(func: Func) -> Axes:
 
 def op_axes(op: Op) -> tuple[str, ...]:
     """The loop nest of an op: its results' axes, what it folds over, what it stores over."""
+    known: tuple[str, ...] | None = op.__dict__.get("_nest")
+    if known is None:
+        known = op.__dict__["_nest"] = _nest(op)
+    return known
+
+
+def _nest(op: Op) -> tuple[str, ...]:
     match op:
         case Store():
             return free_axes(op.subs, op.mask)

@@ -81,6 +81,7 @@ class _Splice:
                 copier.values[param] = self.params[arg]
         for result, buffer in self.consumer.outs.items():
             copier.values[buffer] = self.declare(self.outs, result, buffer)
+        self.check_kept(buffers)
         for op in self.consumer.func.body.ops:
             if isinstance(op, Load) and op.buf in buffers:
                 copier.values[op.result] = self.instance(op, buffers[op.buf], copier)
@@ -93,10 +94,17 @@ class _Splice:
             table[value] = renamed(buffer, self.out.names(buffer.name))
         return table[value]
 
-    def finish(self) -> Piece:
-        missing = self.kept - self.outs.keys()
+    def check_kept(self, buffers: Mapping[Value, Value]) -> None:
+        """Declined unless the consumer reads all of each kept result, in order, at some load;
+        `buffers` are the producer's, by the parameters of the consumer."""
+        loads = [op for op in self.consumer.func.body.ops if isinstance(op, Load)]
+        read = {buffers[op.buf] for op in loads if op.buf in buffers
+                and self.is_whole(buffers[op.buf], op.subs) and not self.out.unproved(op.mask)}
+        missing = next((v for v in self.kept if self.producer.outs[v] not in read), None)
         if missing:
-            raise Declined(f"{next(iter(missing)).name} is not read at its own indices")
+            raise Declined(f"{missing.name} is not read at its own indices")
+
+    def finish(self) -> Piece:
         func = self.out.kernel(self.consumer.func.name, self.params.values(), self.outs.values())
         func = unify(split_axes(func))
         used = {v for op in func.body.ops for v in op.operands()}
@@ -194,12 +202,13 @@ class _Splice:
     def keep(self, buffer: Value, subs: Sequence[Sub], value: Value) -> None:
         """Store the producer's value as well, where this instance is all of it, in order."""
         result = next(v for v, b in self.producer.outs.items() if b is buffer)
-        axes = [str(s) for s, n in zip(subs, shape(buffer), strict=True) if not n.is_const(1)]
-        sizes = [n for n in shape(buffer) if not n.is_const(1)]
-        whole = len(set(axes)) == len(axes) and all(
-            self.out.axes.get(a) is n for a, n in zip(axes, sizes, strict=True))
-        if whole and result not in self.outs:
+        if self.is_whole(buffer, subs) and result not in self.outs:
             self.out.add(Store(self.declare(self.outs, result, buffer), tuple(subs), value))
+
+    def is_whole(self, buffer: Value, subs: Sequence[Sub]) -> bool:
+        """Whether `subs` are all of a buffer, in its order."""
+        pairs = [(str(s), n) for s, n in zip(subs, shape(buffer), strict=True) if not n.is_const(1)]
+        return len(dict(pairs)) == len(pairs) and all(self.out.axes.get(a) is n for a, n in pairs)
 
 
 def splice(producer: Piece, consumer: Piece, kept: frozenset[Value] = frozenset()) -> Piece:

@@ -18,9 +18,9 @@ from dataclasses import replace
 from rung.core import origins
 from rung.core.errors import LoweringError
 from rung.core.expr import ZERO, Expr, is_size, sym
-from rung.core.op import Builder, Func, Names, Op, Value, attributes
+from rung.core.op import Builder, Func, Names, Op, Value, attributes, hashable
 from rung.core.ops import Cast, Const, IndexValue, Map, Sub
-from rung.core.rewrite import dead_code, hashable
+from rung.core.rewrite import dead_code
 from rung.core.scalar import MONOIDS, SCALARS
 from rung.core.types import IndexType, TensorType, axes_of, dtype_of
 from rung.loop import ir as loop

@@ -8,14 +8,17 @@ from programs import CPU, Prog, check, draw, size
 
 from rung.core import trace
 from rung.core.cost import bound
-from rung.core.op import Func
+from rung.core.op import Func, Value
+from rung.core.parse import parse_module
 from rung.core.types import I64
 from rung.core.verify import verify
 from rung.loop import fuse as fuse_module
 from rung.loop import ir as loop
 from rung.loop.canonical import canonical
+from rung.loop.emit import Copier, Declined
 from rung.loop.fuse import fuse
 from rung.loop.graph import Graph
+from rung.loop.splice import Piece, splice
 from rung.program.ir import Call, Module
 from rung.tensor.to_loop import to_loop
 
@@ -52,6 +55,34 @@ def test_equal_kernels_are_fused_once(blocks: int, monkeypatch: pytest.MonkeyPat
     assert len(before.kernels) == 2 and len(spliced) == 1 and len(after.kernels) == 1
     assert len(after.main.body.ops) == blocks + 1
     check(before, after, draw(program))
+
+
+def test_what_does_not_change_is_not_copied() -> None:
+    """An op of a kernel that fusion leaves as it was is the same op of the fused kernel."""
+    p = Prog()
+    x, y = p.param("x", 8, 16), p.param("y", 8, 16)
+    program = p.done(p.map("mul", p.map("exp", x), y))
+    before = to_loop(program)
+    (after,) = fuse(before, price).kernels
+    old = {op for k in before.kernels for op in k.body.ops}
+    assert [op for op in after.body.ops if op in old]
+    assert len(after.body.ops) == len(set(after.body.ops)) == 5
+
+
+def test_a_kept_result_that_is_read_elsewhere_costs_no_splice(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    module = parse_module("""\
+kernel exp(x: f32[8,8]) -> y: f32[8,8]
+  y[i,j] = exp(x[i,j])
+kernel neg(x: f32[8,8]) -> y: f32[8,4]
+  y[i,j] = neg(x[i,j+4])""", {"kernel": loop.VOCABULARY})
+    first, second = module
+    x, made, result = (Value(n, v.type) for n, v in zip(
+        "xmr", (*first.params, *first.outs, *second.outs), strict=True))
+    pieces = Piece(first, (x,), (made,)), Piece(second, (made,), (result,))
+    monkeypatch.setattr(Copier, "op", lambda *_: pytest.fail("it began to copy"))
+    with pytest.raises(Declined, match="m is not read at its own indices"):
+        splice(*pieces, frozenset([made]))
 
 
 @pytest.mark.parametrize("program", ONE, ids=lambda p: p.name)
