@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 
 from rung.core.errors import LoweringError
 from rung.core.expr import Expr, sym, to_source
@@ -33,9 +32,9 @@ from rung.kernel.ir import (
 )
 from rung.targets.base import buffers_of, strides_of, symbols_of
 from rung.targets.c_family import Prelude
+from rung.targets.masks import Ends, ends, settled, still_open
 
 Point = tuple[tuple[str, int], ...]  # one step of each unrolled axis
-Ends = tuple[str, str]  # C texts of the first of some lanes and of the end; "" for none
 
 
 @dataclass(frozen=True)
@@ -206,6 +205,10 @@ class Emitter:
         match op:
             case Map("ge", (x, y)) if t.lanes > 1 and (sign := self._sign(x, y, point)):
                 return sign
+            case Map("where", (test, yes, no)) if (holds := self._known(test, point)) is not None:
+                taken = yes if holds else no
+                text = self.get(taken, point)
+                return self.p.splat(t.dtype, t.lanes, text) if _lanes(taken) < t.lanes else text
             case Map():
                 args = [self.get(a, point) for a in op.args]
                 scalars = [n for n, a in enumerate(op.args) if t.lanes > 1 and _lanes(a) == 1]
@@ -227,23 +230,6 @@ class Emitter:
                 return self._combine(op, point)
             case _:
                 raise LoweringError(f"no C for {op.keyword}")
-
-    def _ends(self, mask: Sequence[Expr]) -> Ends | None:
-        """The lanes from the first to before the second are those of a mask; "" where it does not
-        cut that side. None where others are left out too."""
-        sides: dict[int, list[Expr]] = {1: [], -1: []}
-        for e in mask:
-            run = e.coefficient(LANE)
-            if run is None or run.const_value not in sides:
-                return None
-            sides[run.const_value].append(e.without(LANE))
-        return (self._outermost("max", [-e for e in sides[1]]),
-                self._outermost("min", [e + 1 for e in sides[-1]]))
-
-    def _outermost(self, fn: str, found: Sequence[Expr]) -> str:
-        """C text of the `fn` of some numbers, "" of none."""
-        texts = dict.fromkeys(self.c(e) for e in found)
-        return reduce(lambda a, b: self.p.call(fn, I64, 1, [a, b]), texts) if texts else ""
 
     def _combine(self, op: Combine, point: dict[str, int]) -> str:
         t = op.x.type
@@ -268,14 +254,26 @@ class Emitter:
             return self.p.gather(dtype, lanes, places)
         return self.p.ramp(dtype, lanes, self.c(expr.without(LANE)), self.c(run))
 
-    def _sign(self, at: Value, zero: Value, point: Mapping[str, int]) -> str:
-        """Whether positions in lanes are >= 0, if that is what is asked."""
+    def _place(self, at: Value, zero: Value, point: Mapping[str, int]) -> Expr | None:
+        """The position that is asked to be >= 0, if that is what is asked."""
         made, other = self.pending.get(at), self.pending.get(zero)
-        if not (isinstance(made, KernelIndex) and isinstance(other, Const) and other.value == 0):
+        asked = isinstance(made, KernelIndex) and isinstance(other, Const) and other.value == 0
+        return made.expr.subs(point) if asked and isinstance(made, KernelIndex) else None
+
+    def _sign(self, at: Value, zero: Value, point: Mapping[str, int]) -> str:
+        """Whether positions in lanes are >= 0; "" where something else is asked."""
+        place = self._place(at, zero, point)
+        run = place.coefficient(LANE) if place is not None else None
+        if place is None or run is None or not run.const_value:
             return ""
-        run, base = made.expr.coefficient(LANE), made.expr.subs(point).without(LANE)
-        step = run.const_value if run is not None else 0
-        return self.p.signs(made.lanes, self.c(base), step) if step else ""
+        return self.p.signs(_lanes(at), self.c(place.without(LANE)), run.const_value)
+
+    def _known(self, test: Value, point: Mapping[str, int]) -> bool | None:
+        """What a test of positions gives in all lanes, where that is known."""
+        match self.pending.get(test):
+            case Map("ge", (at, zero)) if (place := self._place(at, zero, point)) is not None:
+                return settled(place, _lanes(at))
+        return None
 
     def c(self, expr: Expr) -> str:
         """An index expression in C."""
@@ -304,27 +302,30 @@ class Emitter:
         return f"&{buf.name}[{text}]"
 
     def _load(self, op: Load, point: Mapping[str, int], t: VecType) -> str:
+        fill = self.p.constant(op.fill, t.dtype, t.lanes)
+        mask = still_open([e.subs(point) for e in op.mask], t.lanes)
+        if mask is None:
+            return fill
+        scalar, lanes = self._tests(mask[0]), mask[1]
         offset, values = self._offset(op.buf, op.subs, point)
-        scalar, lanes = self._masks(op.mask, point)
         run = offset.coefficient(LANE)
         simple = all(_lanes(v) == 1 for v, _ in values)
-        fill = self.p.constant(op.fill, t.dtype, t.lanes)
         if t.lanes == 1:
             text = self.p.load(t.dtype, 1, self._pointer(op.buf, offset, values, point))
-        elif run is not None and run.is_const(1) and simple and (ends := self._ends(lanes)):
+        elif run is not None and run.is_const(1) and simple and (cut := ends(lanes, self.p)):
             pointer = self._pointer(op.buf, offset.without(LANE), values, point)
-            text = self._vector_load(op, t, pointer, ends, fill)
+            text = self._vector_load(op, t, pointer, cut, fill)
         else:
             text = self._gather(op, t, offset, values, point, lanes)
         return f"({scalar} ? {text} : {fill})" if scalar else text
 
-    def _vector_load(self, op: Load, t: VecType, pointer: str, ends: Ends, fill: str) -> str:
-        if not any(ends):
+    def _vector_load(self, op: Load, t: VecType, pointer: str, cut: Ends, fill: str) -> str:
+        if not any(cut):
             return self.p.load(t.dtype, t.lanes, pointer)
-        text = self.p.load_part(t.dtype, t.lanes, pointer, *ends)
+        text = self.p.load_part(t.dtype, t.lanes, pointer, *cut)
         if op.fill == 0:
             return text
-        return self.p.call("where", t.dtype, t.lanes, [self.p.span(t.lanes, *ends), text, fill])
+        return self.p.call("where", t.dtype, t.lanes, [self.p.span(t.lanes, *cut), text, fill])
 
     def _gather(self, op: Load, t: VecType, offset: Expr, values: list[tuple[Value, Expr]],
                 point: Mapping[str, int], lanes: list[Expr]) -> str:
@@ -332,28 +333,25 @@ class Emitter:
         for n in range(t.lanes):
             at = self._pointer(op.buf, offset.subs({LANE: n}), values, point, n)
             part = self.p.load(t.dtype, 1, at)
-            conds = " && ".join(f"{self.c(e.subs({LANE: n}))} >= 0" for e in lanes)
+            conds = self._tests([e.subs({LANE: n}) for e in lanes])
             fill = self.p.constant(op.fill, t.dtype)
             parts.append(f"({conds} ? {part} : {fill})" if conds else part)
         return self.p.gather(t.dtype, t.lanes, parts)
 
-    def _masks(self, mask: Sequence[Expr], point: Mapping[str, int]) -> tuple[str, list[Expr]]:
-        """A scalar condition and the lane-dependent expressions of a mask at a point."""
-        here = [e.subs(point) for e in mask]
-        lanes = [e for e in here if LANE in e.symbols()]
-        rest = [e for e in here if LANE not in e.symbols()]
-        rest = [e for e in rest if e.const_value is None or e.const_value < 0]
-        return " && ".join(f"{self.c(e)} >= 0" for e in rest), lanes
+    def _tests(self, mask: Sequence[Expr]) -> str:
+        return " && ".join(f"{self.c(e)} >= 0" for e in mask)
 
     def _store(self, op: Store) -> None:
         t = op.family
         for point in spread(dict.fromkeys(t.unroll)):
-            value = self.get(op.value, point)
+            mask = still_open([e.subs(point) for e in op.mask], t.lanes)
+            if mask is None:
+                continue
+            value, scalar = self.get(op.value, point), self._tests(mask[0])
             if t.lanes > 1 and _lanes(op.value) == 1:
                 value = self.p.splat(t.dtype, t.lanes, value)
-            scalar, lanes = self._masks(op.mask, point)
             offset, values = self._offset(op.buf, op.subs, point)
-            text = self._store_text(op, t, offset, values, point, value, lanes)
+            text = self._store_text(op, t, offset, values, point, value, mask[1])
             self.line(f"if ({scalar}) {{ {text} }}" if scalar else text)
 
     def _store_text(self, op: Store, t: VecType, offset: Expr,
@@ -363,15 +361,15 @@ class Emitter:
         if t.lanes == 1:
             return self.p.store(t.dtype, 1, self._pointer(op.buf, offset, values, point), value)
         simple = all(_lanes(v) == 1 for v, _ in values)
-        if run is not None and run.is_const(1) and simple and (ends := self._ends(lanes)):
+        if run is not None and run.is_const(1) and simple and (cut := ends(lanes, self.p)):
             pointer = self._pointer(op.buf, offset.without(LANE), values, point)
-            if not any(ends):
+            if not any(cut):
                 return self.p.store(t.dtype, t.lanes, pointer, value)
-            return self.p.store_part(t.dtype, t.lanes, pointer, value, *ends)
+            return self.p.store_part(t.dtype, t.lanes, pointer, value, *cut)
         parts = [f"const {self.p.type(t.dtype, t.lanes)} v_ = {value};"]
         for n in range(t.lanes):
             at = self._pointer(op.buf, offset.subs({LANE: n}), values, point, n)
-            conds = " && ".join(f"{self.c(e.subs({LANE: n}))} >= 0" for e in lanes)
+            conds = self._tests([e.subs({LANE: n}) for e in lanes])
             text = self.p.store(t.dtype, 1, at, self.p.lane("v_", n, t.dtype))
             parts.append(f"if ({conds}) {text}" if conds else text)
         return "{ " + " ".join(parts) + " }"
