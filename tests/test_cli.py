@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from tools.test_doctor import HALF, faulty
 
 from rung import cli
 from rung.core.options import MODES, Options
@@ -406,6 +407,15 @@ def test_repro_writes_a_file(rung, tmp_path: Path) -> None:
     assert path.with_suffix(".pt").exists()
     code, out, _ = rung("repro", "-c", RELU_MM, "--kernel", "mm_relu")
     assert code == 0 and out.startswith("# rung opt") and "kernel mm_relu(" in out
+
+
+def test_doctor_fails_where_the_compiler_halves_sums(rung, settings: Callable[..., None],
+                                                     tmp_path: Path) -> None:
+    settings(cc=str(faulty(tmp_path, HALF)))
+    code, out, err = rung("doctor")
+    assert code == 1 and not err
+    assert "kinds of kernels are wrong" in out and "counts: changes result" in out
+    assert "may compile them wrongly: use another one (RUNG_CC=clang" in out
 
 
 def test_doctor_fails_where_something_is_missing(rung, settings: Callable[..., None]) -> None:
