@@ -15,8 +15,8 @@ from rung.core.machine import Machine, Rates, Space
 from rung.core.op import Func
 from rung.core.scalar import round_bf16
 from rung.core.types import BF16, BOOL, TensorType
-from rung.loop.run import run_module
 from rung.program.ir import Module
+from rung.tools.check import results
 from rung.tools.fuzz.tensors import Prog, size
 
 CPU = Machine("test", (), (Space("dram", 1 << 34, 37e9), Space("l3", 32 << 20, 117e9)),
@@ -40,12 +40,6 @@ def draw(program: Func, sizes: dict[str, int] | None = None, seed: int = 0,
             x = rng.standard_normal(shape).astype(np.float32)
             out.append(round_bf16(x) if p.type.dtype is BF16 else x.astype(p.type.dtype.numpy))
     return out
-
-
-def results(module: Module, inputs: Sequence[Any]) -> list[Any]:
-    """What the module returns, and its arguments afterwards."""
-    given = [np.array(x) for x in inputs]
-    return [*map(np.array, run_module(module, given)), *given]
 
 
 def check(before: Module, after: Module, inputs: Sequence[Any], exact: bool = True) -> None:
