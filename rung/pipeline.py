@@ -43,7 +43,6 @@ RULES: dict[str, Callable[[Func], None]] = {
     "kernel-ir": kernel_ir.verify_kernel_ir}
 
 
-FOLDS = loop_ir.Fold | loop_ir.Contract | loop_ir.Scan
 PENALTY = 1.0  # seconds: more than any fusion gains
 
 
@@ -67,8 +66,7 @@ class Context:
 
     def price(self, kernel: Func) -> float:
         """Modelled seconds of a kernel, by our code or a library's."""
-        folds = [op for op in kernel.body.ops if isinstance(op, FOLDS)]
-        fine = PENALTY * max(len(folds) - 1, 0) if self.careful else 0.0
+        fine = PENALTY * max(len(loop_ir.folds(kernel)) - 1, 0) if self.careful else 0.0
         return fine + choose.estimate(kernel, self.machine, self.target.libraries, self.hints)
 
 
@@ -119,11 +117,9 @@ def _open_composites(module: Module, context: Context) -> Module:
 def merges_folds(kernel: Func, machine: Machine) -> bool:
     """Whether one fold over a row is better than several: where the row does not fit the nearest
     memory, or a contraction would be computed again for each of them."""
-    folds = [op for op in kernel.body.ops if isinstance(op, loop_ir.Fold)]
-    if any(isinstance(op, loop_ir.Contract) for op in kernel.body.ops):
-        return True
     near = min((s.bytes for s in machine.spaces), default=0)
-    return any(4 * (op.extent.const_value or near) > near for op in folds)
+    return any(op.product or 4 * (op.extent.const_value or near) > near
+               for op in loop_ir.reductions(kernel))
 
 
 def _merge(kernel: Func, context: Context) -> Func:

@@ -26,7 +26,7 @@ VISIBLE = {
     "tensor": ("rung.core", "rung.tensor", "rung.loop.ir", "rung.program.ir"),
     "loop": ("rung.core", "rung.loop", "rung.tile.ir", "rung.program.ir"),
     # Tile IR is a Loop IR kernel as it stands, with a mapping beside it
-    "tile": ("rung.core", "rung.tile", "rung.kernel.ir", "rung.loop.ir", "rung.loop.carriers"),
+    "tile": ("rung.core", "rung.tile", "rung.kernel.ir", "rung.loop.ir"),
     "kernel": ("rung.core", "rung.kernel", "rung.tile.mapping"),
     "targets": ("rung.core", "rung.loop.ir", "rung.tile", "rung.kernel", "rung.targets"),
     "frontends": ("rung.core", "rung.program", "rung.tensor", "rung.frontends",

@@ -9,16 +9,15 @@ kernel with too few independent points leaves cores idle.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, prod
-from typing import Any
 from weakref import WeakKeyDictionary
 
 from rung.core.expr import Expr, is_size
 from rung.core.machine import Machine
 from rung.core.op import Func, Op, Value
-from rung.core.ops import Cast, LoadBase, Map, StoreBase
+from rung.core.ops import Cast, FoldBase, LoadBase, Map, StoreBase
 from rung.core.scalar import SCALARS
 from rung.core.types import TensorType, axes_of, dtype_of
 
@@ -68,8 +67,8 @@ class _Count:
         self.ops = kernel.body.ops
         self.nests = {id(op): nest(op) for op in self.ops}
         self.made = {r: op for op in self.ops for r in op.results}
-        self.folds = [op for op in self.ops if is_fold(op)]
-        self.products = [op for op in self.folds if is_contraction(op)]
+        self.folds = [op for op in self.ops if isinstance(op, FoldBase)]
+        self.products = [op for op in self.folds if op.product]
         self.serial = _serial(self.ops)
         self.stores = [op for op in self.ops if isinstance(op, StoreBase)]
         self.repeats = self._repeats()
@@ -105,7 +104,7 @@ class _Count:
                 cost = SCALARS[op.fn].cost
             case Cast():
                 cost = 1.0
-            case _ if op in self.folds and op not in self.products:
+            case FoldBase(product=""):
                 cost = 1.0 if len(op.results) == 1 else 30.0
             case _:
                 return 0.0
@@ -160,9 +159,9 @@ class _Count:
                 lacks = [a for a in free if a not in self.nests[id(inner)]]
                 again = prod(ceil(self.extents[a] / TILE) for a in lacks)
                 found[id(inner)] = max(found.get(id(inner), 1), again)
-        for op in self._out_of_order():
-            rest = set().union(*self.nests.values()) - set(self.nests[id(op)])
-            found[id(op)] = max(found.get(id(op), 1), self.points(rest))
+        for fold in self._out_of_order():
+            rest = set().union(*self.nests.values()) - set(self.nests[id(fold)])
+            found[id(fold)] = max(found.get(id(fold), 1), self.points(rest))
         return found
 
     def _out_of_order(self) -> list[Op]:
@@ -170,7 +169,7 @@ class _Count:
         chain: set[str] | None = None
         bad: list[Op] = []
         stores = set().union(*(self.nests[id(op)] for op in self.stores))
-        folds = [op for op in self.folds if op not in self.products]
+        folds = [op for op in self.folds if not op.product]
         for op in sorted(folds, key=lambda op: len(axes_of(op.results[0].type))):
             free = set(axes_of(op.results[0].type))
             if free >= stores:
@@ -182,7 +181,7 @@ class _Count:
 
     def _parallel(self) -> float:
         """Independent points: axes of a store that no fold runs over, and parts of long folds."""
-        folded = {fold_axis(op) for op in self.folds}
+        folded = {op.axis for op in self.folds}
         most = 1.0
         for op in self.stores:
             most = max(most, self.points(a for a in self.nests[id(op)] if a not in folded))
@@ -191,38 +190,21 @@ class _Count:
         return most
 
 
-def _serial(ops: Iterable[Op]) -> set[str]:
+def _serial(ops: Sequence[Op]) -> set[str]:
     """Axes that a scan runs along and that are contiguous in memory: what varies over them goes
     one element at a time."""
-    ops = list(ops)
-    scans = {fold_axis(op) for op in ops if is_fold(op) and fold_axis(op) in axes_of(
-        op.results[0].type)}
+    scans = {op.axis for op in ops if isinstance(op, FoldBase) and op.prefix}
     inner = {str(op.subs[-1]) for op in ops if isinstance(op, LoadBase | StoreBase) and op.subs}
     return scans & inner
-
-
-def fold_axis(op: Op) -> str:
-    """The axis that an op folds over; empty for other ops."""
-    axis: Any = getattr(op, "axis", "")
-    return str(axis)
-
-
-def is_fold(op: Op) -> bool:
-    return bool(fold_axis(op)) and not isinstance(op, LoadBase | StoreBase)
-
-
-def is_contraction(op: Op) -> bool:
-    return is_fold(op) and hasattr(op, "product")
 
 
 def nest(op: Op) -> tuple[str, ...]:
     """The axes of an op's loops."""
     if isinstance(op, StoreBase):
-        names: list[str] = []
-        for sub in (*op.subs, *op.mask):
-            names += axes_of(sub.type) if isinstance(sub, Value) else sub.symbols()
+        names = (n for sub in (*op.subs, *op.mask)
+                 for n in (axes_of(sub.type) if isinstance(sub, Value) else sub.symbols()))
         return tuple(dict.fromkeys(n for n in names if not is_size(n)))
-    values = op.operands() if is_fold(op) else op.results
+    values = op.args if isinstance(op, FoldBase) else op.results
     return tuple(dict.fromkeys(a for v in values for a in axes_of(v.type)))
 
 

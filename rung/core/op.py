@@ -2,8 +2,8 @@
 
 A rung is a vocabulary of `Op` subclasses, not a data structure. An op is a frozen dataclass whose
 fields are its operands (`Value`), nested `Block`s and attributes; `infer` gives the types of its
-results, `check` its own rules, `run` its meaning on NumPy, `form` its text (see `core/text.py`).
-Ops and values compare by identity.
+results, `check` its own rules, `run` its meaning on NumPy, `form` its text (see `core/text.py`); an
+op with several forms has the others in `forms`. Ops and values compare by identity.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ class Op:
 
     keyword: ClassVar[str] = ""
     form: ClassVar[str] = ""
+    forms: ClassVar[tuple[tuple[str, Mapping[str, Any]], ...]] = ()  # and fields that each implies
     inline: ClassVar[str] = "never"  # printed inside its user: never | single (use) | always
     effect: ClassVar[Effect] = Effect.PURE
 
@@ -73,6 +74,10 @@ class Op:
     def result(self) -> Value:
         (value,) = self.results
         return value
+
+    def written(self) -> str:
+        """The form that this op prints in."""
+        return self.form
 
     def infer(self) -> tuple[Type, ...]:
         """Types of the results, from the fields alone."""
@@ -175,9 +180,10 @@ class Vocabulary:
     attrs: tuple[tuple[str, Callable[[Parser], Any]], ...] = ()
     finish: Callable[[Func], Func] = lambda func: func
 
-    def keyword(self, word: str) -> type[Op] | None:
-        """The op whose form starts with `word`."""
-        return next((c for c in self.ops if c.keyword == word and c.form), None)
+    def form(self, word: str) -> tuple[type[Op], str, Mapping[str, Any]] | None:
+        """The form that starts with `word`: its op, the form, and the fields that it implies."""
+        forms = ((c, *form) for c in self.ops for form in ((c.form, {}), *c.forms))
+        return next((found for found in forms if found[1].split(" ")[0] == word), None)
 
     def of(self, base: type[Op]) -> type[Any] | None:
         """This rung's version of an op that several rungs share."""

@@ -1,4 +1,4 @@
-"""Ops that several rungs share: scalar functions, constants, casts, element loads and stores."""
+"""Ops that several rungs share: scalar functions, constants, casts, loads, stores and folds."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from rung.core.types import (
     F64,
     I64,
     AxesType,
+    Axis,
     DType,
     IndexType,
     TensorType,
@@ -198,6 +199,19 @@ class StoreBase(Op):
         if dtype_of(self.buf.type) != dtype_of(self.value.type):
             raise VerifyError(f"stores {dtype_of(self.value.type)} into {self.buf.type}")
         _check_subs(self.subs)
+
+
+@dataclass(frozen=True, eq=False)
+class FoldBase(Op):
+    """Inputs combined along one axis: a fold; of products, a contraction; with `prefix`, a scan."""
+
+    carrier: str
+    args: tuple[Value, ...]
+    axis: Axis
+    extent: Expr
+    acc: DType
+    product: str = ""  # the scalar function of the inputs whose results are combined
+    prefix: bool = False  # gives the state after each step, not only after the last
 
 
 def _check_subs(subs: tuple[Sub, ...]) -> None:

@@ -113,9 +113,9 @@ class Parser(Cursor):
         if self.peek(1) in (",", "="):
             names = self.listed(self.name)
             self.take("=")
-        cls = self.vocabulary.keyword(self.peek()) if not names or self.peek(1) != "(" else None
-        if cls:
-            self._formed(cls, names)
+        form = self.vocabulary.form(self.peek()) if not names or self.peek(1) != "(" else None
+        if form:
+            self._formed(*form, names)
             return
         if self.peek(1) == "[" and not names:
             lanes, buf, subs, mask, _ = self._element()
@@ -142,9 +142,10 @@ class Parser(Cursor):
         self.builder.ops[-1] = replace(last, results=(renamed,))
 
     # --- ops by their form
-    def _formed(self, cls: type[Any], names: tuple[str, ...]) -> None:
-        found: dict[str, Any] = {":": (), "carry": ()}
-        for optional, parts in form_parts(cls.form):
+    def _formed(self, cls: type[Any], form: str, implied: Mapping[str, Any],
+                names: tuple[str, ...]) -> None:
+        found: dict[str, Any] = {":": (), "carry": (), **implied}
+        for optional, parts in form_parts(form):
             if optional and self.peek() != parts[0].split()[0]:
                 continue
             for text, field in zip(parts[::2], [*parts[1::2], ""], strict=True):

@@ -145,7 +145,7 @@ class Printer:
 
     def _form(self, op: Op, types: str) -> str:
         out = ""
-        for optional, parts in form_parts(op.form):
+        for optional, parts in form_parts(op.written()):
             names = ["inits" if n == "carry" else n for n in parts[1::2]]
             if not optional or any(repr(getattr(op, n)) != repr(getattr(type(op), n, None))
                                    for n in names):

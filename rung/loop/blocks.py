@@ -13,7 +13,7 @@ twice as many lanes of it as of i64.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import isqrt
 
@@ -21,10 +21,9 @@ from rung.core.cost import behind
 from rung.core.expr import Expr
 from rung.core.op import Func, Op, Value
 from rung.core.ops import Cast
-from rung.core.scalar import MONOIDS
 from rung.core.types import BOOL, F32, F64, I8, I16, I32, I64, U8, DType, dtype_of
 from rung.loop.emit import Copier, rebuilt
-from rung.loop.ir import Contract, Fold, Load, Scan, extents_of, op_axes, stride
+from rung.loop.ir import Fold, Load, extents_of, folds, op_axes, stride
 from rung.loop.normalize import split_axis
 
 CHAIN = 512  # terms that one f32 number may add one after another
@@ -46,8 +45,7 @@ LARGEST = {BOOL: 1, U8: 255, I8: 128, I16: 1 << 15}  # what a term of a type add
 def _small_sums(func: Func) -> list[Fold]:
     """The folds that add terms of narrow types in i64, though i32 is enough for all of them."""
     made = {r: op for op in func.body.ops for r in op.results}
-    return [op for op in func.body.ops if isinstance(op, Fold) and op.carrier == "add"
-            and op.acc is I64 and isinstance(term := made.get(op.args[0]), Cast)
+    return [op for op in _sums(func, I64) if isinstance(term := made.get(op.args[0]), Cast)
             and (op.extent.const_value or 1 << 31) * LARGEST.get(
                 dtype_of(term.x.type), 1 << 31) < 1 << 31]
 
@@ -56,9 +54,12 @@ def long_sums(func: Func) -> list[Fold]:
     """The folds that add many f32 terms, each from another place than its neighbour's. Terms of
     16 bits are less exact than their sum."""
     made = {r: op for op in func.body.ops for r in op.results}
-    return [op for op in func.body.ops if isinstance(op, Fold) and op.carrier == "add"
-            and op.acc is F32 and (op.extent.const_value or CHAIN + 1) > CHAIN
-            and _across(op, made)]
+    return [op for op in _sums(func, F32)
+            if (op.extent.const_value or CHAIN + 1) > CHAIN and _across(op, made)]
+
+
+def _sums(func: Func, acc: DType) -> list[Fold]:
+    return [op for op in folds(func) if op.plain and op.carrier == "add" and op.acc is acc]
 
 
 def _across(op: Fold, made: dict[Value, Op]) -> bool:
@@ -70,10 +71,8 @@ def _across(op: Fold, made: dict[Value, Op]) -> bool:
 def block(func: Func, axis: str) -> int | None:
     """The divisor of the extent next to its root, if the folds over `axis` merge like their steps
     and both loops are short."""
-    along = [op for op in func.body.ops if isinstance(op, Fold | Contract | Scan)
-             and op.axis == axis]
     size = extents_of(func)[axis].const_value
-    if size is None or not all(isinstance(op, Fold) and op.carrier in MONOIDS for op in along):
+    if size is None or not all(op.plain for op in folds(func) if op.axis == axis):
         return None
     sizes = (n for n in range(isqrt(size), SHORT - 1, -1) if not size % n and size // n <= CHAIN)
     return next(sizes, None)
@@ -99,7 +98,7 @@ class _Summing(Copier):
         if isinstance(made, Cast) and self.acc is I32:
             term = made.x
         wide = self.out.one(Cast(term, self.acc))
-        wide = self.out.one(Fold(op.carrier, (wide,), op.axis, op.extent, self.acc))
+        wide = self.out.one(replace(op, args=(wide,), acc=self.acc, results=()))
         found = (self.out.one(Cast(wide, op.acc)),)
         self.values[op.result] = found[0]
         return found

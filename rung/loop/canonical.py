@@ -23,7 +23,7 @@ from rung.core.origins import Origin
 from rung.core.rewrite import renamed
 from rung.core.scalar import SCALARS
 from rung.loop.emit import Copier, Emitter, hint
-from rung.loop.ir import Contract, Fold, Load, Scan, Store, extents_of, op_axes
+from rung.loop.ir import Fold, Load, Store, extents_of, op_axes
 from rung.program.ir import KernelCall, Module
 
 LETTERS = "ijklmnop"
@@ -116,7 +116,7 @@ def _title(ops: Iterable[Op]) -> str:
     main, rest = [], []
     moves = "copy"
     for op in ops:
-        if isinstance(op, Fold | Contract | Scan) or (isinstance(op, Map) and _is_telling(op.fn)):
+        if isinstance(op, Fold) or (isinstance(op, Map) and _is_telling(op.fn)):
             main.append(hint(op))
         elif isinstance(op, Map):
             rest.append(op.fn)

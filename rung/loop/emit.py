@@ -18,7 +18,7 @@ from rung.core.ops import Cast, Const, IndexValue, Map, Sub
 from rung.core.ranges import prove_nonneg
 from rung.core.rewrite import dead_code
 from rung.core.types import I64, TensorType, axes_of
-from rung.loop.ir import Axes, Contract, Fold, Load, Scan, Store, free_axes, op_axes
+from rung.loop.ir import Axes, Fold, Load, Store, free_axes, op_axes
 
 Sizes = Mapping[str, Expr]  # axis -> extent
 
@@ -100,12 +100,10 @@ def hint(op: Op) -> str:
     match op:
         case Map():
             return op.fn
+        case Fold(prefix=True):
+            return {"add": "cumsum", "mul": "cumprod"}.get(op.carrier, f"cum{op.carrier}")
         case Fold():
-            return "sum" if op.carrier == "add" else op.carrier
-        case Contract():
-            return "mm"
-        case Scan():
-            return {"add": "cumsum", "mul": "cumprod"}.get(op.monoid, f"cum{op.monoid}")
+            return "mm" if op.product else "sum" if op.carrier == "add" else op.carrier
         case Load():
             return "t"
         case _:
@@ -148,11 +146,10 @@ class Copier:
                                 value=self.values[op.value], mask=mask)
             case IndexValue():
                 return self._index(op)
-            case Fold() | Contract() | Scan():
+            case Fold():
                 new = op.map(self.values)
-                assert isinstance(new, Fold | Contract | Scan)
                 axis = self.axis(op.axis)
-                if not any(axis in axes_of(v.type) for v in new.operands()):
+                if not any(axis in axes_of(v.type) for v in new.args):
                     raise Declined(f"nothing folded over {axis} varies over it")
                 return _changed(new, axis=axis)
             case _:

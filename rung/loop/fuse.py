@@ -20,14 +20,24 @@ from math import prod
 from typing import TypeAlias
 
 from rung.core import origins, trace
-from rung.core.cost import HINT, behind, is_contraction, is_fold
+from rung.core.cost import HINT, behind
 from rung.core.expr import ONE, Expr
 from rung.core.op import Func, Op, Value
 from rung.core.ops import Const
 from rung.core.types import axes_of
+from rung.loop.carriers import PEAK
 from rung.loop.emit import Declined
 from rung.loop.graph import Graph, Memo, called
-from rung.loop.ir import Contract, Fold, Load, Scan, Store, extents_of, op_axes
+from rung.loop.ir import (
+    Fold,
+    Load,
+    Store,
+    contractions,
+    extents_of,
+    folds,
+    op_axes,
+    reductions,
+)
 from rung.loop.normalize import divisions, expressions
 from rung.loop.splice import Piece, splice
 from rung.program.ir import Module
@@ -38,7 +48,6 @@ MAX_AXES, MAX_CONTRACTIONS, MAX_READERS = 7, 2, 3
 MAX_OPS = 128  # of a kernel: a longer one saves little traffic, and growing it takes square time
 MAX_DIVISIONS = 16  # of an index: simplifying a longer one takes exponential time
 TOO_LONG = f"more than {MAX_OPS} ops"
-SOFTMAX = ("max", "softmax", "attend")
 
 
 # --- legality
@@ -57,7 +66,7 @@ def can_fuse(producer: Piece, consumer: Piece, epochs: tuple[int, int] = (0, 0))
         return "the consumer updates the value in place"
     if set(producer.args) & set(consumer.updates):
         return "the producer reads what the consumer updates"
-    if _count(producer.func, Contract) and _reads(consumer, shared) > 1:
+    if contractions(producer.func) and _reads(consumer, shared) > 1:
         return "the contraction would be computed twice"
     return None
 
@@ -71,29 +80,29 @@ def can_be(fused: Func) -> Reason | None:
         return f"more than {MAX_AXES} axes"
     if any(len(list(divisions(e))) > MAX_DIVISIONS for e in expressions(fused.body.ops)):
         return f"an index of more than {MAX_DIVISIONS} divisions"
-    scans = [op for op in fused.body.ops if isinstance(op, Scan)]
+    scans = [op for op in folds(fused) if op.prefix]
     if len({op.axis for op in scans}) > 1:
         return "scans along two axes"
     if any(_spreads(scan, fused) for scan in scans):
         return "a scan would run again for each step of another axis"
-    contractions = [op for op in fused.body.ops if isinstance(op, Contract)]
-    if contractions and any(op.combine for op in fused.body.ops if isinstance(op, Store)):
+    products = contractions(fused)
+    if products and any(op.combine for op in fused.body.ops if isinstance(op, Store)):
         return "a contraction's result is added up where data say"
-    if len(contractions) > MAX_CONTRACTIONS:
+    if len(products) > MAX_CONTRACTIONS:
         return f"more than {MAX_CONTRACTIONS} contractions"
     made = {r: op for op in fused.body.ops for r in op.results}
-    before = {op: behind(op, made) for op in fused.body.ops if is_fold(op)}
-    weights = {op: [c for c in before[op] if isinstance(c, Contract)] for op in contractions}
+    before = {op: [x for x in behind(op, made) if isinstance(x, Fold)] for op in folds(fused)}
     for op, inner in before.items():
-        again = [c for c in inner if is_contraction(c) and _axis(op) in axes_of(c.results[0].type)]
+        again = [c for c in inner if c.product and op.axis in axes_of(c.result.type)]
         if again and not _is_nested_sum(op, again, fused) and not _attends(op, again, before):
             return "a contraction's result is folded again"
-    if len(contractions) == 2 and not any(weights.values()) and not _siblings(*contractions):
+    apart = not any(c.product for op in products for c in before[op])
+    if len(products) == 2 and apart and not _siblings(*products):
         return "two contractions of different loops"
     return None
 
 
-def _spreads(scan: Scan, fused: Func) -> bool:
+def _spreads(scan: Fold, fused: Func) -> bool:
     """Whether something that comes of a scan varies over an axis that the scan does not have."""
     known, own = {scan.result}, set(axes_of(scan.result.type))
     for op in fused.body.ops:
@@ -104,39 +113,28 @@ def _spreads(scan: Scan, fused: Func) -> bool:
     return False
 
 
-def _attends(fold: Op, again: list[Op], before: dict[Op, list[Op]]) -> bool:
+def _attends(fold: Fold, again: list[Fold], before: dict[Fold, list[Fold]]) -> bool:
     """Whether a contraction over this fold's axis weighs by the softmax of those in `again`:
     softmax(q k) v. A product that makes v would be computed again for each row of q."""
-    last = [c for c in before if isinstance(c, Contract) and c.axis == _axis(fold)
+    last = [c for c in before if c.product and c.axis == fold.axis
             and (c is fold or fold in before[c])]
     return any(all(any(c in before[f] for f in _softmax(p, before)) for c in again) for p in last)
 
 
-def _softmax(last: Op, before: dict[Op, list[Op]]) -> list[Op]:
+def _softmax(last: Fold, before: dict[Fold, list[Fold]]) -> list[Fold]:
     """The folds of a softmax by which a contraction over their axis weighs."""
-    return [f for f in before[last] if isinstance(f, Fold) and f.axis == _axis(last)
-            and f.carrier in SOFTMAX]
+    return [f for f in before[last] if f.axis == last.axis and not f.product and not f.prefix
+            and f.rule.monoids[0] == PEAK]
 
 
-def _is_nested_sum(fold: Op, again: list[Op], fused: Func) -> bool:
+def _is_nested_sum(fold: Fold, again: list[Fold], fused: Func) -> bool:
     """The further axes of one contraction over several: a sum of sums that nothing else reads."""
-    match fold, again:
-        case Fold(), [Contract(combine=combine) as inner] if fold.carrier == combine:
-            readers = [op for op in fused.body.ops if inner.result in op.operands()]
-            return readers == [fold]
-    return False
+    return fold.plain and [c.carrier for c in again] == [fold.carrier] and [fold] == [
+        op for op in fused.body.ops if again[0].result in op.operands()]
 
 
-def _siblings(a: Contract, b: Contract) -> bool:
+def _siblings(a: Fold, b: Fold) -> bool:
     return set(op_axes(a)) == set(op_axes(b)) and a.axis == b.axis
-
-
-def _axis(op: Op) -> str:
-    return op.axis if isinstance(op, Fold | Contract | Scan) else ""
-
-
-def _count(func: Func, kind: type[Op]) -> int:
-    return sum(isinstance(op, kind) for op in func.body.ops)
 
 
 def _least(func: Func) -> int:
@@ -153,7 +151,7 @@ def _reads(piece: Piece, values: set[Value]) -> int:
 def work(func: Func) -> int:
     """Points of the contractions' nests, which fusion must not grow; a symbol counts as 512."""
     extents = extents_of(func)
-    nests = [op_axes(op) for op in func.body.ops if isinstance(op, Contract)]
+    nests = [op_axes(op) for op in contractions(func)]
     sizes = [prod((extents[a] for a in nest), start=Expr.of(1)) for nest in nests]
     return sum(int(n.evaluate(dict.fromkeys(n.symbols(), HINT))) for n in sizes)
 
@@ -161,7 +159,7 @@ def work(func: Func) -> int:
 def fits_kept(fused: Func, kept: Iterable[Value]) -> Reason | None:
     """Whether the stores of the kept outputs lie in the same parallel loops as the others."""
     stores = [op for op in fused.body.ops if isinstance(op, Store)]
-    folded = {op.axis for op in fused.body.ops if isinstance(op, Fold | Contract | Scan)}
+    folded = {op.axis for op in folds(fused)}
     for op in stores:
         for other in stores:
             if op.buf in kept and not set(op_axes(other)) - folded <= set(op_axes(op)):
@@ -185,11 +183,11 @@ class Plan:
 
 def rank_of(producer: Func, consumer: Func) -> int:
     """0: contraction into map, 1: map into map, 2: fold into map, 3: the rest, by gain."""
-    if any(is_fold(op) for op in consumer.body.ops):
+    if folds(consumer):
         return 3
-    if _count(producer, Contract):
+    if contractions(producer):
         return 0
-    return 2 if _count(producer, Fold) else 1
+    return 2 if reductions(producer) else 1
 
 
 class _Fusion(Graph):
@@ -259,7 +257,7 @@ class _Fusion(Graph):
         if len(users) == 1:
             return self.plan("into", n, inside)
         producer = self.piece(n)
-        few = len(users) <= MAX_READERS and not _count(producer.func, Contract)
+        few = len(users) <= MAX_READERS and not contractions(producer.func)
         found = self.plan("sink", n, inside) if few and inside == users else []
         if not any(p.gain > 0 for p in found):
             for c in inside:

@@ -26,6 +26,7 @@ from rung.core.op import RESERVED, Builder, Func, Names, Op, Value, Vocabulary
 from rung.core.ops import (
     Cast,
     Const,
+    FoldBase,
     IndexValue,
     LoadBase,
     Map,
@@ -36,8 +37,8 @@ from rung.core.ops import (
 )
 from rung.core.rewrite import merge_equal
 from rung.core.scalar import LAST, MONOIDS, SCALARS
-from rung.core.types import BF16, F16, Axis, DType, TensorType, Type, axes_of, axes_type, dtype_of
-from rung.loop.carriers import CARRIERS, Carrier
+from rung.core.types import BF16, F16, TensorType, Type, axes_of, axes_type, dtype_of
+from rung.loop.carriers import CARRIERS, Carrier, Make
 
 
 @dataclass(frozen=True)
@@ -112,16 +113,19 @@ class Store(StoreBase):
 
 
 @dataclass(frozen=True, eq=False)
-class Fold(Op):
-    """Folds inputs along one axis with a carrier (a monoid, or one of several states)."""
+class Fold(FoldBase):
+    """Folds inputs along one axis with a carrier: a monoid, or one of several states.
 
-    carrier: str
-    args: tuple[Value, ...]
-    axis: Axis
-    extent: Expr
-    acc: DType
+    With a `product`, a scalar function of two inputs, their products are folded: kept together so
+    that atoms can match it. With `prefix` the value varies over the axis that it runs along, so
+    whatever reads it at the same position shares its loop; other readers read it from memory.
+    """
+
     keyword: ClassVar[str] = "fold"
     form: ClassVar[str] = "fold {carrier} {args} over {axis} {extent} {:} acc {acc}"
+    forms: ClassVar[tuple[tuple[str, Mapping[str, Any]], ...]] = (
+        ("contract {carrier} {product} {args} over {axis} {extent} {:} acc {acc}", {}),
+        ("scan {carrier} {args} over {axis} {extent} {:} acc {acc}", {"prefix": True}))
 
     @property
     def rule(self) -> Carrier:
@@ -129,17 +133,47 @@ class Fold(Op):
             raise VerifyError(f"no carrier is called {self.carrier!r}")
         return CARRIERS[self.carrier]
 
+    @property
+    def plain(self) -> bool:
+        """Whether it folds one input by a monoid, so that a fold of folds of parts is the same."""
+        return self.carrier in MONOIDS and not self.product and not self.prefix
+
+    @property
+    def sums_products(self) -> bool:
+        """Whether it is a contraction as linear algebra knows it."""
+        return (self.carrier, self.product) == ("add", "mul")
+
+    @property
+    def fuses(self) -> bool:
+        """Whether one step is a fused multiply-add of both inputs."""
+        return self.sums_products and self.acc.is_float
+
+    def step(self, make: Make, state: Sequence[Value], xs: Sequence[Value]) -> tuple[Value, ...]:
+        """The state after one more element, or family of elements: of products where none fuse."""
+        if self.fuses:
+            return (make(Map("fma", (*xs, state[0])), state[0].name),)
+        return self.rule.step(make, state, xs)
+
+    def written(self) -> str:
+        contract, scan = (form for form, _ in self.forms)
+        return scan if self.prefix else contract if self.product else self.form
+
     def infer(self) -> tuple[Type, ...]:
-        rule = self.rule
-        if len(self.args) != rule.inputs:
-            raise VerifyError(f"{self.carrier} folds {rule.inputs} inputs, not {len(self.args)}")
-        types = []
-        for reads in rule.reads:
-            axes = dict.fromkeys(a for n in reads for a in axes_of(self.args[n].type))
-            types.append(axes_type(self.acc, tuple(a for a in axes if a != self.axis)))
-        return tuple(types)
+        inputs = 2 if self.product else 1 if self.prefix else self.rule.inputs
+        if len(self.args) != inputs:
+            raise VerifyError(f"{self.carrier} folds {inputs} inputs, not {len(self.args)}")
+        reads = (range(inputs),) if self.product or self.prefix else self.rule.reads
+        axes = (dict.fromkeys(a for n in read for a in axes_of(self.args[n].type))
+                for read in reads)
+        return tuple(axes_type(self.acc, tuple(a for a in names if self.prefix or a != self.axis))
+                     for names in axes)
 
     def check(self) -> None:
+        if (self.product or self.prefix) and self.carrier not in MONOIDS:
+            raise VerifyError(f"no monoid is called {self.carrier!r}")
+        if self.product and (self.prefix or self.product not in SCALARS
+                             or SCALARS[self.product].arity != 2):
+            raise VerifyError(f"cannot contract by {self.product}")
         for arg in self.args:
             if dtype_of(arg.type) != self.acc:
                 raise VerifyError(f"{arg.name} is {arg.type}, the accumulator {self.acc}")
@@ -147,102 +181,17 @@ class Fold(Op):
             raise VerifyError(f"no input varies over {self.axis}")
 
     def run(self, interp: Interp, *operands: Any) -> Any:
-        at = interp.position(self.axis)
+        at, rank = interp.position(self.axis), len(interp.axes)
+        xs = [np.asarray(x).reshape(np.shape(x) or (1,) * rank) for x in operands]
+        if self.prefix:
+            return MONOIDS[self.carrier].prefixes(xs[0], at)
+        if self.product and not self.sums_products:
+            xs = [SCALARS[self.product].numpy(*xs)]
         extent = int(interp.index(self.extent))
-        wide = [np.broadcast_to(x, _grown(np.asarray(x), at, extent, len(interp.axes)))
-                for x in operands]
-        if self.carrier in MONOIDS:
-            return _reduced(self.carrier, wide[0], at, self.acc)
+        wide = [np.broadcast_to(x, (*x.shape[:at], extent, *x.shape[at + 1:])) for x in xs]
+        if self.sums_products:
+            return np.expand_dims(_einsum(wide[0], xs[1], at), at)
         return self.rule.numpy(wide, at)
-
-
-def _grown(x: np.ndarray, at: int, extent: int, rank: int) -> tuple[int, ...]:
-    shape = list(x.shape) if x.ndim else [1] * rank
-    shape[at] = extent
-    return tuple(shape)
-
-
-def _reduced(name: str, x: np.ndarray, at: int, acc: DType) -> np.ndarray:
-    monoid = MONOIDS[name]
-    if x.shape[at] == 0:
-        shape = [1 if n == at else s for n, s in enumerate(x.shape)]
-        return np.full(shape, monoid.identity(acc), acc.numpy)
-    return np.expand_dims(monoid.reduce(x, (at,)), at)
-
-
-@dataclass(frozen=True, eq=False)
-class Scan(Op):
-    """The prefix form of a fold: at each step of the axis the state after it, in order.
-
-    The value varies over the axis that it runs along, so whatever reads it at the same position
-    shares its loop; what reads it elsewhere reads it from memory.
-    """
-
-    monoid: str
-    x: Value
-    axis: Axis
-    extent: Expr
-    acc: DType
-    keyword: ClassVar[str] = "scan"
-    form: ClassVar[str] = "scan {monoid} {x} over {axis} {extent} {:} acc {acc}"
-
-    def infer(self) -> tuple[Type, ...]:
-        return (axes_type(self.acc, axes_of(self.x.type)),)
-
-    def check(self) -> None:
-        if self.monoid not in MONOIDS:
-            raise VerifyError(f"no monoid is called {self.monoid!r}")
-        if dtype_of(self.x.type) != self.acc:
-            raise VerifyError(f"{self.x.name} is {self.x.type}, the accumulator {self.acc}")
-        if self.axis not in axes_of(self.x.type):
-            raise VerifyError(f"the input does not vary over {self.axis}")
-
-    def run(self, interp: Interp, *operands: Any) -> Any:
-        return MONOIDS[self.monoid].prefixes(operands[0], interp.position(self.axis))
-
-
-@dataclass(frozen=True, eq=False)
-class Contract(Op):
-    """`fold combine (product a b)` along one axis, kept together so that atoms can match it."""
-
-    combine: str
-    product: str
-    a: Value
-    b: Value
-    axis: Axis
-    extent: Expr
-    acc: DType
-    keyword: ClassVar[str] = "contract"
-    form: ClassVar[str] = ("contract {combine} {product} {a}, {b} "
-                           "over {axis} {extent} {:} acc {acc}")
-
-    @property
-    def args(self) -> tuple[Value, ...]:
-        return (self.a, self.b)
-
-    def infer(self) -> tuple[Type, ...]:
-        axes = dict.fromkeys((*axes_of(self.a.type), *axes_of(self.b.type)))
-        return (axes_type(self.acc, tuple(a for a in axes if a != self.axis)),)
-
-    def check(self) -> None:
-        if self.combine not in MONOIDS or self.product not in SCALARS:
-            raise VerifyError(f"cannot contract by {self.combine} and {self.product}")
-        for arg in self.args:
-            if dtype_of(arg.type) != self.acc:
-                raise VerifyError(f"{arg.name} is {arg.type}, the accumulator {self.acc}")
-        if not any(self.axis in axes_of(x.type) for x in self.args):
-            raise VerifyError(f"no operand varies over {self.axis}")
-
-    def run(self, interp: Interp, *operands: Any) -> Any:
-        rank, at = len(interp.axes), interp.position(self.axis)
-        a, b = (np.asarray(x).reshape(np.shape(x) or (1,) * rank) for x in operands)
-        if (self.combine, self.product) != ("add", "mul"):
-            wide = SCALARS[self.product].numpy(a, b)
-            return _reduced(self.combine, np.broadcast_to(
-                wide, _grown(wide, at, int(interp.index(self.extent)), rank)), at, self.acc)
-        extent = int(interp.index(self.extent))
-        a = np.broadcast_to(a, _grown(a, at, extent, rank))
-        return np.expand_dims(_einsum(a, b, at), at)
 
 
 def _einsum(a: np.ndarray, b: np.ndarray, at: int) -> np.ndarray:
@@ -273,7 +222,7 @@ def find_axes(func: Func) -> Axes:
     accesses: list[Load | Store] = [op for op in func.body.ops if isinstance(op, Store)]
     accesses += [op for op in func.body.ops if isinstance(op, Load)]
     for op in func.body.ops:
-        if isinstance(op, Fold | Contract | Scan):
+        if isinstance(op, Fold):
             extents[op.axis] = op.extent
     for access in accesses:
         shape = access.buf.type.shape if isinstance(access.buf.type, TensorType) else ()
@@ -293,14 +242,25 @@ def op_axes(op: Op) -> tuple[str, ...]:
 
 
 def _nest(op: Op) -> tuple[str, ...]:
-    match op:
-        case Store():
-            return free_axes(op.subs, op.mask)
-        case Fold() | Contract():
-            axes = dict.fromkeys(a for x in op.args for a in axes_of(x.type))
-            return tuple(axes)
-        case _:
-            return tuple(dict.fromkeys(a for r in op.results for a in axes_of(r.type)))
+    if isinstance(op, Store):
+        return free_axes(op.subs, op.mask)
+    values = op.args if isinstance(op, Fold) else op.results
+    return tuple(dict.fromkeys(a for v in values for a in axes_of(v.type)))
+
+
+def folds(func: Func) -> list[Fold]:
+    """The folds, contractions and scans of a kernel."""
+    return [op for op in func.body.ops if isinstance(op, Fold)]
+
+
+def contractions(func: Func) -> list[Fold]:
+    """The folds of products."""
+    return [op for op in folds(func) if op.product]
+
+
+def reductions(func: Func) -> list[Fold]:
+    """The folds that end: their axis is gone from the result, and means nothing outside."""
+    return [op for op in folds(func) if not op.prefix]
 
 
 def overwritten(ops: Sequence[Op], store: Store) -> set[Op]:
@@ -381,7 +341,7 @@ def verify_kernel(func: Func) -> None:
         for axis in op_axes(op):
             if axis not in extents:
                 raise VerifyError(f"axis {axis} has no extent", op)
-        if isinstance(op, Fold | Contract | Scan) and extents[op.axis] != op.extent:
+        if isinstance(op, Fold) and extents[op.axis] != op.extent:
             raise VerifyError(f"{op.axis} has extent {extents[op.axis]}, folded {op.extent}", op)
     verify_buffers(func, [op for op in func.body.ops if isinstance(op, Load | Store)])
 
@@ -392,6 +352,6 @@ def finish_kernel(func: Func) -> Func:
     return func if func.attr("axes") else func.with_attr("axes", find_axes(func))
 
 
-VOCABULARY = Vocabulary("kernel", (Load, Store, Fold, Contract, Scan, Map, Const, Cast, IndexValue),
+VOCABULARY = Vocabulary("kernel", (Load, Store, Fold, Map, Const, Cast, IndexValue),
                         (("axes", read_axes),), finish_kernel)
-__all__ = ["Axes", "Contract", "Fold", "Load", "Names", "Scan", "Store"]
+__all__ = ["Axes", "Fold", "Load", "Names", "Store"]

@@ -13,39 +13,50 @@ Whether merging pays is the caller's question: on a CPU, keeping e in L1 is fast
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from rung.core.op import Func, Op, Value
 from rung.core.ops import Map
+from rung.loop.carriers import CARRIERS, PEAK, Carrier, is_weight
 from rung.loop.emit import Copier, Emitter
-from rung.loop.ir import Contract, Fold, Store, extents_of
+from rung.loop.ir import Fold, Store, extents_of, folds
 
 Reason = str
 Made = dict[Value, Op]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Group:
-    """Folds that merge: the maximum, the sums of exp(x - m), and weighted sums (op, values v)."""
+    """Folds that merge: the maximum, a sum of exp(x - m), and weighted sums (op, values v)."""
 
     top: Fold
-    sums: list[Fold] = field(default_factory=list)
-    weighted: list[tuple[Op, Value, bool]] = field(default_factory=list)  # True: divided by s
+    sum: Fold
+    weighted: tuple[tuple[Fold, Value, bool], ...] = ()  # True: divided by s
 
     def inputs(self) -> list[Value]:
         """What the merged fold reads."""
         return [self.top.args[0], *(v for _, v, _ in self.weighted)]
 
+    def results(self) -> tuple[Value, ...]:
+        """The values of the folds, in the order of the merged fold's states."""
+        return (self.top.result, self.sum.result, *(op.result for op, *_ in self.weighted))
 
-def can_merge(kernel: Func, top: Op, total: Op) -> Reason | None:
+    @property
+    def carrier(self) -> Carrier | None:
+        """What the merged fold is folded with, if there is a carrier of these states."""
+        monoids = (PEAK, *(self.sum.carrier for _ in self.results()[1:]))
+        return next((c for c in CARRIERS.values() if c.monoids == monoids), None)
+
+
+def can_merge(kernel: Func, top: Fold, total: Fold) -> Reason | None:
     """Why fold `total` cannot join fold `top`; None is the proof that it can."""
-    made = {r: op for op in kernel.body.ops for r in op.results}
-    if not (isinstance(top, Fold) and top.carrier == "max"):
+    if not (top.plain and top.carrier == PEAK):
         return "the first fold is no maximum"
-    if not (isinstance(total, Fold) and total.carrier == "add" and total.axis == top.axis):
+    if not (total.plain and total.carrier == "add" and total.axis == top.axis):
         return "the second fold is no sum over the same axis"
-    if not _is_shifted(made, total.args[0], top):
+    made = {r: op for op in kernel.body.ops for r in op.results}
+    if not is_weight(made, total.args[0], top.args[0], top.result):
         return "what is summed is not exp(x - m) of the maximum's x"
     return None
 
@@ -54,9 +65,9 @@ def merge(kernel: Func) -> Func:
     """`kernel` with every maximum, its sums and weighted sums as one fold each."""
     made = {r: op for op in kernel.body.ops for r in op.results}
     by_value: dict[Value, Group] = {}
-    for op in kernel.body.ops:
-        if (group := _group(kernel, made, op, by_value)) is not None:
-            by_value |= dict.fromkeys(_values(group), group)
+    for top in folds(kernel):
+        if (group := _group(kernel, made, top, by_value)) is not None:
+            by_value |= dict.fromkeys(group.results(), group)
     if not by_value:
         return kernel
     buffers = (*kernel.params, *kernel.outs)
@@ -70,30 +81,26 @@ def merge(kernel: Func) -> Func:
     return out.kernel(kernel.name, kernel.params, kernel.outs)
 
 
-def _group(kernel: Func, made: Made, top: Op, others: Mapping[Value, Group]) -> Group | None:
+def _group(kernel: Func, made: Made, top: Fold, others: Mapping[Value, Group]) -> Group | None:
     """All that joins the maximum `top`, beside the groups that there are; None for nothing."""
-    if not (isinstance(top, Fold) and top.carrier == "max"):
+    sums = [op for op in folds(kernel) if can_merge(kernel, top, op) is None]
+    if not sums or _needs(made, top.args[0], group := Group(top, sums[0]), others):
         return None
-    sums = [op for op in kernel.body.ops
-            if isinstance(op, Fold) and can_merge(kernel, top, op) is None]
-    group = Group(top, sums[:1])
-    if not sums or _needs(made, top.args[0], group, others):
-        return None
-    for op in kernel.body.ops:
-        if group.weighted:  # `attend` carries one weighted sum
-            break
+    for op in folds(kernel):
         found = _weighted(made, op, group)
         if found and not _needs(made, found[1], group, others):
-            group.weighted.append(found)
+            more = replace(group, weighted=(*group.weighted, found))
+            group = more if more.carrier else group
     return group
 
 
-def _weighted(made: Made, op: Op, group: Group) -> tuple[Op, Value, bool] | None:
+def _weighted(made: Made, op: Fold, group: Group) -> tuple[Fold, Value, bool] | None:
     """(op, v, divided): `op` sums exp(x - m)*v, or that divided by s, over the group's axis."""
+    top = group.top
     match op:
-        case Contract("add", "mul", a, b, axis) if axis == group.top.axis:
+        case Fold("add", (a, b), top.axis, product="mul"):
             pairs = [(a, b), (b, a)]
-        case Fold("add", (x,), axis) if axis == group.top.axis:
+        case Fold("add", (x,), top.axis, prefix=False):
             inner = made.get(x)
             if not (isinstance(inner, Map) and inner.fn == "mul"):
                 return None
@@ -101,28 +108,18 @@ def _weighted(made: Made, op: Op, group: Group) -> tuple[Op, Value, bool] | None
         case _:
             return None
     for weight, value in pairs:
-        if _is_shifted(made, weight, group.top):
+        if is_weight(made, weight, top.args[0], top.result):
             return op, value, False
         match made.get(weight):
-            case Map("div", (e, s)) if s is group.sums[0].result:
-                if _is_shifted(made, e, group.top):
+            case Map("div", (e, s)) if s is group.sum.result:
+                if is_weight(made, e, top.args[0], top.result):
                     return op, value, True
     return None
 
 
-def _is_shifted(made: Made, e: Value, top: Fold) -> bool:
-    """Whether e is exp(x - m) with m the maximum `top` of that x."""
-    match made.get(e):
-        case Map("exp", (d,)):
-            match made.get(d):
-                case Map("sub", (x, m)):
-                    return x is top.args[0] and m is top.result
-    return False
-
-
 def _needs(made: Made, value: Value, group: Group, others: Mapping[Value, Group]) -> bool:
     """Whether `value` is known only after the group's fold, directly or through other groups."""
-    goals, seen, waiting = set(_values(group)), set[Value](), [value]
+    goals, seen, waiting = set(group.results()), set[Value](), [value]
     while waiting:
         v = waiting.pop()
         if v in goals:
@@ -131,11 +128,6 @@ def _needs(made: Made, value: Value, group: Group, others: Mapping[Value, Group]
             waiting += others[v].inputs() if v in others else op.operands()
         seen.add(v)
     return False
-
-
-def _values(group: Group) -> Sequence[Value]:
-    return (group.top.result, *(op.result for op in group.sums),
-            *(op.results[0] for op, *_ in group.weighted))
 
 
 @dataclass
@@ -160,11 +152,12 @@ class _Merging(Copier):
         inputs = group.inputs()
         for v in inputs:
             self.want(v)
-        top = group.top
-        name = "attend" if group.weighted else "softmax"
-        states = self.out.add(Fold(name, tuple(self.values[v] for v in inputs), top.axis,
-                                   top.extent, top.acc), "max", "sum", "out")
-        self.values[top.result], self.values[group.sums[0].result] = states[:2]
-        for (op, _, divided), state in zip(group.weighted, states[2:], strict=True):
-            ratio = self.out.one(Map("div", (state, states[1]))) if divided else state
-            self.values[op.results[0]] = ratio
+        assert group.carrier
+        new = replace(group.top, carrier=group.carrier.name, results=(),
+                      args=tuple(self.values[v] for v in inputs))
+        states = self.out.add(new, "max", "sum", "out")
+        self.values.update(zip(group.results(), states, strict=True))
+        for op, _, divided in group.weighted:
+            if divided:
+                self.values[op.result] = self.out.one(
+                    Map("div", (self.values[op.result], states[1])))

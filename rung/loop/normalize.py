@@ -23,10 +23,9 @@ from math import prod
 from rung.core.expr import ONE, ZERO, Bounds, Expr, FloorDiv, Mod, Sym, is_size, sym
 from rung.core.op import Func, Op, Value, uses
 from rung.core.ops import IndexValue, Sub
-from rung.core.scalar import MONOIDS
 from rung.core.types import TensorType
 from rung.loop.emit import Copier, Emitter, rebuilt, shape
-from rung.loop.ir import Contract, Fold, Load, Scan, Store, extents_of, op_axes
+from rung.loop.ir import Fold, Load, Store, extents_of, folds, op_axes, reductions
 
 # --- splitting
 
@@ -43,7 +42,7 @@ def split_axes(func: Func) -> Func:
 def _wanted_split(func: Func) -> tuple[str, Expr] | None:
     """(axis, n): an axis of extent m*n to be split as n*outer + inner."""
     extents = extents_of(func)
-    folded = {op.axis for op in func.body.ops if isinstance(op, Fold | Contract | Scan)}
+    folded = {op.axis for op in folds(func)}
     for e in expressions(func.body.ops):
         for atom in divisions(e):
             for coef, mono in atom.num.terms:
@@ -75,12 +74,12 @@ class _Splitting(Copier):
     halves: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     def op(self, op: Op) -> tuple[Value, ...]:
-        if not (isinstance(op, Fold) and op.axis in self.halves):
+        if not (isinstance(op, Fold) and op.plain and op.axis in self.halves):
             return super().op(op)
         states = tuple(self.values[v] for v in op.args)
         for axis in self.halves[op.axis]:
-            states = self.out.add(Fold(op.carrier, states, axis, self.out.axes[axis], op.acc),
-                                  *(r.name for r in op.results))
+            new = replace(op, args=states, axis=axis, extent=self.out.axes[axis], results=())
+            states = self.out.add(new, *(r.name for r in op.results))
         self.values.update(zip(op.results, states, strict=True))
         return states
 
@@ -218,15 +217,13 @@ def _pairs(func: Func) -> Iterator[tuple[str, str]]:
         yield last.axis, first.axis
 
 
-def _chained(func: Func) -> dict[Fold | Contract, Fold]:
+def _chained(func: Func) -> dict[Fold, Fold]:
     """For each fold that nothing but another one of its monoid reads, that other one."""
-    readers, found = uses(func.body), dict[Fold | Contract, Fold]()
-    for op in func.body.ops:
-        if isinstance(op, Fold | Contract) and len(op.results) == 1:
-            match readers.get(op.result):
-                case [Fold(acc=op.acc) as last] if last.carrier in MONOIDS and last.carrier == (
-                        op.carrier if isinstance(op, Fold) else op.combine):
-                    found[op] = last
+    readers, found = uses(func.body), dict[Fold, Fold]()
+    for op in reductions(func):
+        match readers.get(op.results[0]):
+            case [Fold(op.carrier, acc=op.acc) as last] if last.plain:
+                found[op] = last
     return found
 
 
@@ -239,17 +236,16 @@ def by_stride(sub: Expr) -> list[str]:
 def _merged(func: Func, outer: str, inner: str) -> Func | None:
     """The kernel with `outer`, `inner` as one axis; None when some op tells them apart."""
     extents, pair = extents_of(func), {outer, inner}
-    folds = {op: last for op, last in _chained(func).items() if {op.axis, last.axis} == pair}
-    last = set(folds.values())
+    chained = {op: last for op, last in _chained(func).items() if {op.axis, last.axis} == pair}
+    last = set(chained.values())
     nests = [op_axes(op) for op in func.body.ops if not isinstance(op, Load) and op not in last]
     if any((outer in nest) != (inner in nest) for nest in nests if nest):
         return None
-    if any(isinstance(op, Fold | Contract | Scan) and op.axis in pair and not (
-            op in folds or op in last) for op in func.body.ops):
+    if any(op.axis in pair and op not in chained and op not in last for op in folds(func)):
         return None
     if any(isinstance(op, IndexValue) and pair & op.expr.symbols() for op in func.body.ops):
         return None
-    flat = _Flatten(func, outer, inner, extents[inner], folds)
+    flat = _Flatten(func, outer, inner, extents[inner], chained)
     return flat.run() if flat.possible() else None
 
 
@@ -257,7 +253,7 @@ class _Flatten:
     """Merges one pair of axes: `dims` says for each buffer which dimensions melt together."""
 
     def __init__(self, func: Func, outer: str, inner: str, n: Expr,
-                 folds: Mapping[Fold | Contract, Fold]):
+                 folds: Mapping[Fold, Fold]):
         self.func, self.outer, self.inner, self.n, self.folds = func, outer, inner, n, folds
         self.dims: dict[Value, int | None] = {}
 
@@ -336,7 +332,7 @@ class _Melting(Copier):
         return values
 
     def _moved(self, op: Op) -> Op:
-        if isinstance(op, Fold | Contract) and op in self.flat.folds:
+        if isinstance(op, Fold) and op in self.flat.folds:
             outer = self.flat.outer
             return replace(op.map(self.values), axis=outer, extent=self.out.axes[outer])
         if not isinstance(op, Load | Store):

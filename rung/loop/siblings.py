@@ -25,7 +25,7 @@ from rung.core.rewrite import renamed
 from rung.loop.emit import Copier, Declined, Emitter
 from rung.loop.fuse import MAX_AXES, Price, Reason
 from rung.loop.graph import Graph, Memo, called, sort
-from rung.loop.ir import Contract, Fold, Load, Scan, Store, extents_of, op_axes
+from rung.loop.ir import Load, Store, contractions, extents_of, folds, op_axes, reductions
 from rung.loop.normalize import by_stride
 from rung.loop.splice import Piece
 from rung.program.ir import Check, Module
@@ -44,7 +44,7 @@ def can_join(a: Piece, b: Piece) -> Reason | None:
     as far as the two tell apart. What they look like together is judged by `can_be`."""
     if set(a.updates) & {*b.args, *b.updates} or set(b.updates) & set(a.args):
         return "one updates what the other reads"
-    if bool(_contractions(a.func)) != bool(_contractions(b.func)):
+    if bool(contractions(a.func)) != bool(contractions(b.func)):
         return "only one of them is a contraction"
     if len({*a.args, *b.args}) + len(a.func.outs) + len(b.func.outs) > MAX_BUFFERS:
         return f"more than {MAX_BUFFERS} buffers"
@@ -53,14 +53,14 @@ def can_join(a: Piece, b: Piece) -> Reason | None:
 
 def can_be(joined: Func) -> Reason | None:
     """Why no kernel may look like `joined`: its parts would have few loops in common."""
-    contractions = _contractions(joined)
+    products = contractions(joined)
     if len(extents_of(joined)) > MAX_AXES:
         return f"more than {MAX_AXES} axes"
-    if len(contractions) > MAX_CONTRACTIONS:
+    if len(products) > MAX_CONTRACTIONS:
         return f"more than {MAX_CONTRACTIONS} contractions"
-    if len({op.axis for op in contractions}) > 1:
+    if len({op.axis for op in products}) > 1:
         return "contractions over different axes"
-    folded = {op.axis for op in joined.body.ops if isinstance(op, Fold | Contract | Scan)}
+    folded = {op.axis for op in folds(joined)}
     nests = [set(op_axes(op)) for op in joined.body.ops if isinstance(op, Store)]
     if any(nests) and not set.intersection(*nests) - folded and not _one_nest(joined):
         return "the outputs have no loop in common"
@@ -72,10 +72,6 @@ def _one_nest(func: Func) -> bool:
     sums of rows end within one step, those of columns wait in an array."""
     return any(set(op_axes(op)) == set(extents_of(func)) for op in func.body.ops
                if isinstance(op, Store))
-
-
-def _contractions(func: Func) -> list[Contract]:
-    return [op for op in func.body.ops if isinstance(op, Contract)]
 
 
 # --- mechanism
@@ -130,7 +126,7 @@ def _loads(func: Func, buffer: Value | None) -> list[Load]:
 
 def _free(func: Func) -> list[str]:
     """Axes of the largest store that no fold runs over, outermost first."""
-    folded = {op.axis for op in func.body.ops if isinstance(op, Fold | Contract)}
+    folded = {op.axis for op in reductions(func)}
     stores = [op for op in func.body.ops if isinstance(op, Store)]
     store = max(stores, key=lambda op: len(op_axes(op)))
     axes = [a for s in store.subs if isinstance(s, Expr) for a in by_stride(s)]

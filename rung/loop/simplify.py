@@ -10,7 +10,7 @@ A rule gets an op whose operands are simplified, and gives the value that it is,
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from rung.core.ops import Cast, Const, IndexValue, Map
 from rung.core.scalar import SCALARS, cast
 from rung.core.types import BF16, BOOL, F32, I64, DType, axes_of, dtype_of
 from rung.loop.emit import Copier, Declined, Emitter
-from rung.loop.ir import Contract, Fold, extents_of
+from rung.loop.ir import Fold, extents_of
 
 ROUNDINGS = ("default", "eager")
 JUMPS = ("floor", "ceil", "trunc", "round", "fmod", "tan")
@@ -204,14 +204,14 @@ def folded_constant(s: _Sweep, op: Op) -> Value | None:
 # fold add (a * b) over k -> contract add mul a, b over k     if a and b vary over different axes
 def written_out(s: _Sweep, op: Op) -> Value | None:
     match op:
-        case Fold("add", (x,), axis, extent, acc) if acc.is_float:
+        case Fold("add", (x,), axis, product="", prefix=False) if op.acc.is_float:
             made = s.made.get(x)
             if not (isinstance(made, Map) and made.fn == "mul"):
                 return None
             a, b = made.args
             left, right = set(axes_of(a.type)), set(axes_of(b.type))
             if axis in left & right and left - right and right - left:
-                return s.make(Contract("add", "mul", a, b, axis, extent, acc))
+                return s.make(replace(op, args=(a, b), product="mul", results=()))
     return None
 
 

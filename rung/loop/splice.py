@@ -19,7 +19,7 @@ from rung.core.ops import Const, Sub
 from rung.core.rewrite import renamed
 from rung.core.types import dtype_of
 from rung.loop.emit import Copier, Declined, Emitter, rebuilt, renaming, shape
-from rung.loop.ir import Contract, Fold, Load, Scan, Store, extents_of, op_axes
+from rung.loop.ir import Fold, Load, Store, extents_of, op_axes, reductions
 from rung.loop.normalize import split_axes
 
 
@@ -180,16 +180,15 @@ class _Splice:
         table = {self.producer.params[a]: self.params[a] for a in self.producer.args}
         ops = list(_behind(self.producer.func, store.value))
         for op in ops:
-            if isinstance(op, Fold | Contract) and op.axis not in self.fresh:
-                self.fresh[op.axis] = Expr.of(self.out.axis(op.axis, op.extent))
-            if isinstance(op, Fold | Contract | Scan):
+            if isinstance(op, Fold):
+                if not op.prefix and op.axis not in self.fresh:
+                    self.fresh[op.axis] = Expr.of(self.out.axis(op.axis, op.extent))
                 self.whole(op, {**self.fresh, **axes}, mask)
         copier = Copier(self.out, {**self.fresh, **axes}, dict(table), mask)
         copier.ops(ops)
         return copier.values[store.value]
 
-    def whole(self, op: Fold | Contract | Scan, axes: Mapping[str, Sub],
-              mask: Iterable[Expr]) -> None:
+    def whole(self, op: Fold, axes: Mapping[str, Sub], mask: Iterable[Expr]) -> None:
         """Declined where the axis that a fold gets is not its own: shorter, or one that something
         outside of the fold means too. tril(softmax(x)) sums whole rows, also where j > i."""
         name = str(axes.get(op.axis, op.axis))
@@ -273,7 +272,7 @@ def _same_load(func: Func) -> dict[str, str] | None:
     groups = {k: v for k, v in groups.items() if len(v) > 1}
     if not groups:
         return None
-    folded = {op.axis for op in func.body.ops if isinstance(op, Fold | Contract)}
+    folded = {op.axis for op in reductions(func)}
     nests = [set(op_axes(op)) for op in func.body.ops]
     stored = {a for op in func.body.ops if isinstance(op, Store) for a in op_axes(op)}
     for loads in groups.values():

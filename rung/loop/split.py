@@ -21,10 +21,9 @@ from rung.core.errors import RungError
 from rung.core.expr import ZERO, Expr, sym
 from rung.core.op import Func, Op, Value
 from rung.core.ops import Cast, Const, Map
-from rung.core.scalar import MONOIDS
 from rung.core.types import TensorType, axes_of, dtype_of
 from rung.loop.emit import Copier, Declined, Emitter
-from rung.loop.ir import Contract, Fold, Load, Scan, Store, extents_of
+from rung.loop.ir import Fold, Load, Store, extents_of, folds, reductions
 from rung.loop.merge_folds import merge
 from rung.program.ir import KernelCall, Module
 
@@ -41,19 +40,21 @@ MORE = (1, 2, 4)  # times as many parts as would keep each core busy
 
 def can_split(kernel: Func, axis: str) -> Reason | None:
     """Why the folds over `axis` cannot be split; None if they can."""
-    folds = _folds(kernel, axis)
+    found = _folds(kernel, axis)
     made = {r: op for op in kernel.body.ops for r in op.results}
-    if not folds:
+    if not found:
         return f"nothing folds over {axis}"
-    if any(isinstance(op, Scan) and op.axis == axis for op in kernel.body.ops):
+    if any(op.prefix for op in found):
         return f"a scan runs along {axis}"
-    if any(inner in folds for op in folds for inner in behind(op, made)):
+    if any(op.product and not op.sums_products for op in found):
+        return f"what is combined over {axis} is no sum of products, which ends with zeros"
+    if any(inner in found for op in found for inner in behind(op, made)):
         return f"one fold over {axis} reads another's result"
     return None
 
 
-def _folds(kernel: Func, axis: str) -> list[Op]:
-    return [op for op in kernel.body.ops if isinstance(op, Fold | Contract) and op.axis == axis]
+def _folds(kernel: Func, axis: str) -> list[Fold]:
+    return [op for op in folds(kernel) if op.axis == axis]
 
 
 # --- policy
@@ -75,7 +76,7 @@ class Plan:
 
 def plan(kernel: Func, price: Price, cores: int) -> Plan | None:
     """The cheapest way to split a fold whose launch leaves cores idle, if it clearly pays."""
-    axes = dict.fromkeys(op.axis for op in kernel.body.ops if isinstance(op, Fold | Contract))
+    axes = dict.fromkeys(op.axis for op in reductions(kernel))
     if cores == 1 or not axes:
         return None
     seconds, busy = price(kernel)
@@ -146,17 +147,17 @@ def split_fold(kernel: Func, axis: str, parts: int) -> Halves:
     """
     if reason := can_split(kernel, axis):
         raise Declined(reason)
-    folds = _folds(kernel, axis)
-    spaces = _workspaces(kernel, folds, parts)
-    return (_partial(kernel, folds, axis, parts, spaces), _merge(kernel, folds, parts, spaces),
+    found = _folds(kernel, axis)
+    spaces = _workspaces(kernel, found, parts)
+    return (_partial(kernel, found, axis, parts, spaces), _merge(kernel, found, parts, spaces),
             tuple(t for v in spaces.values() if isinstance(t := v.type, TensorType)))
 
 
-def _workspaces(kernel: Func, folds: Sequence[Op], parts: int) -> dict[Value, Value]:
+def _workspaces(kernel: Func, found: Sequence[Fold], parts: int) -> dict[Value, Value]:
     """For each state of each fold the buffer [parts, free axes of the fold] that it goes through:
     the narrower states of a carrier are kept once for each point, so that one nest stores all."""
     extents = extents_of(kernel)
-    states = [(r, _free(op)) for op in folds for r in op.results]
+    states = [(r, _free(op)) for op in found for r in op.results]
     return {r: Value(f"ws{n}", TensorType(dtype_of(r.type), (
         Expr.of(parts), *(extents[a] for a in axes)))) for n, (r, axes) in enumerate(states)}
 
@@ -165,7 +166,7 @@ def _free(op: Op) -> tuple[str, ...]:
     return tuple(dict.fromkeys(a for r in op.results for a in axes_of(r.type)))
 
 
-def _partial(kernel: Func, folds: Sequence[Op], axis: str, parts: int,
+def _partial(kernel: Func, found: Sequence[Fold], axis: str, parts: int,
              spaces: dict[Value, Value]) -> Func:
     extents = extents_of(kernel)
     whole = extents[axis]
@@ -177,11 +178,11 @@ def _partial(kernel: Func, folds: Sequence[Op], axis: str, parts: int,
     copier = _Chunk(out, {axis: at}, {p: p for p in kernel.params})
     copier.inner, copier.mask = axis, ((whole - 1 - at,) if ragged else ())
     made = {r: op for op in kernel.body.ops for r in op.results}
-    needed = {id(x) for op in folds for x in (op, *behind(op, made))}
+    needed = {id(x) for op in found for x in (op, *behind(op, made))}
     for op in kernel.body.ops:
         if id(op) in needed:
             copier.op(op)
-    for op in folds:
+    for op in found:
         subs = (sym(part), *(sym(a) for a in _free(op)))
         for state in op.results:
             out.add(Store(spaces[state], subs, copier.values[state]))
@@ -196,17 +197,12 @@ class _Chunk(Copier):
     inner: str
 
     def _moved(self, op: Op) -> Op:
-        if not isinstance(op, Fold | Contract) or op.axis != self.inner:
+        if not isinstance(op, Fold) or op.axis != self.inner:
             return super()._moved(op)
-        new = op.map(self.values)
-        extent = self.out.axes[self.inner]
-        if isinstance(new, Contract):
-            a = self.valid(new.a, 0.0)
-            return Contract(new.combine, new.product, a, new.b, self.inner, extent, new.acc)
-        assert isinstance(new, Fold)
-        neutral = new.rule.init(new.acc)[0]
-        first, *rest = new.args
-        return Fold(new.carrier, (self.valid(first, neutral), *rest), self.inner, extent, new.acc)
+        first, *rest = (self.values[x] for x in op.args)
+        neutral = 0.0 if op.product else op.rule.identities(op.acc)[0]
+        return replace(op, args=(self.valid(first, neutral), *rest),
+                       extent=self.out.axes[self.inner])
 
     def valid(self, value: Value, neutral: float | int | bool) -> Value:
         if not self.mask or (neutral == 0 and self.zero(value)):
@@ -227,13 +223,13 @@ class _Chunk(Copier):
         return False
 
 
-def _merge(kernel: Func, folds: Sequence[Op], parts: int, spaces: dict[Value, Value]) -> Func:
+def _merge(kernel: Func, found: Sequence[Fold], parts: int, spaces: dict[Value, Value]) -> Func:
     buffers = (*kernel.params, *kernel.outs)
     out = Emitter(extents_of(kernel), [v.name for v in (*buffers, *spaces.values())])
     part = out.axis("p", Expr.of(parts))
     copier = Copier(out, values={v: v for v in buffers})
     for op in kernel.body.ops:
-        if op not in folds:
+        if not isinstance(op, Fold) or op not in found:
             copier.op(op)
             continue
         subs = (sym(part), *(sym(a) for a in _free(op)))
@@ -245,21 +241,9 @@ def _merge(kernel: Func, folds: Sequence[Op], parts: int, spaces: dict[Value, Va
     return replace(made, params=tuple(p for p in made.params if p in used))
 
 
-def _merged(out: Emitter, op: Op, states: list[Value], part: str) -> list[Value]:
-    """The states of all parts as one: a monoid's fold, or sums rescaled to the common maximum."""
-    extent = out.axes[part]
+def _merged(out: Emitter, op: Fold, states: list[Value], part: str) -> tuple[Value, ...]:
+    """The states of all parts as one, as the carrier collapses them."""
+    def over(monoid: str, x: Value) -> Value:
+        return out.one(Fold(monoid, (x,), part, out.axes[part], op.acc))
 
-    def fold(name: str, x: Value) -> Value:
-        return out.one(Fold(name, (x,), part, extent, dtype_of(x.type)))
-
-    name = op.combine if isinstance(op, Contract) else op.carrier if isinstance(op, Fold) else ""
-    if name in MONOIDS:
-        return [fold(name, states[0])]
-    top = fold("max", states[0])
-    gone = out.one(Map("eq", (states[0], out.one(Const(float("-inf"), dtype_of(top.type))))))
-    zero = out.one(Const(0.0, dtype_of(top.type)))
-    scale = out.one(Map("exp", (out.one(Map("sub", (states[0], top))),)))
-    scale = out.one(Map("where", (gone, zero, scale)))
-    return [top, *(fold("add", out.one(Map("mul", (x, scale)))) for x in states[1:])]
-
-
+    return op.rule.collapse(lambda new, _: out.one(new), states, over)

@@ -20,7 +20,7 @@ from rung.core.cost import behind
 from rung.core.op import Effect, Func, Op, Value, walk
 from rung.core.rewrite import substitute
 from rung.core.types import INDEX, axes_of, shape_of
-from rung.loop.ir import Contract, Fold, Load, Scan, Store, op_axes
+from rung.loop.ir import Fold, Load, Store, op_axes
 from rung.program.ir import (
     Apply,
     Call,
@@ -118,7 +118,7 @@ class _Work:
             return "read and written at different indices"
         axes = set(op_axes(stores[0]))
         for op in kernel.body.ops:
-            if isinstance(op, Fold | Contract | Scan) and op.axis in axes:
+            if isinstance(op, Fold) and op.axis in axes:
                 return "a fold reads what other steps write"
             if any(r for r in op.results if set(axes_of(r.type)) - axes):
                 return "read again by the steps of another axis"

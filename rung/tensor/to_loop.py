@@ -268,7 +268,8 @@ def _scan(m: _Maker, op: Scan) -> None:
         first = m.one(Const(monoid.identity(op.acc), op.acc))
         value = m.one(Map(monoid.combine, (first, value)))
     else:
-        value = m.one(loop.Scan(op.monoid, value, str(along), m.axes[str(along)], op.acc), "cum")
+        value = m.one(loop.Fold(op.monoid, (value,), str(along), m.axes[str(along)], op.acc,
+                                prefix=True), "cum")
     m.store(value, _result(op), grid)
 
 
@@ -285,7 +286,8 @@ def _contract(m: _Maker, op: Contract) -> None:
         a, b = b, a  # the second operand is the one that varies over the last axis
     if gone:
         axis = str(gone[-1])
-        value = m.one(loop.Contract(op.combine, op.product, a, b, axis, m.axes[axis], op.acc))
+        value = m.one(loop.Fold(op.combine, (a, b), axis, m.axes[axis], op.acc, op.product),
+                      "contract")
     else:
         value = m.one(Map(op.product, (a, b)))
     for outer in reversed(gone[:-1]):

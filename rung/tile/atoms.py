@@ -70,31 +70,28 @@ class Library:
 def match_matmul(kernel: Func) -> Matmul | None:
     """The matmul that `kernel` is, or None. Nothing is assumed: every op must be accounted for."""
     ops = kernel.body.ops
-    mains = [op for op in ops if isinstance(op, loop.Contract)]
+    mains = loop.contractions(kernel)
     stores = [op for op in ops if isinstance(op, loop.Store)]
     if len(mains) != 1 or len(stores) != 1 or stores[0].buf not in kernel.outs:
         return None
     main, store = mains[0], stores[0]
     made = {r: op for op in ops for r in op.results}
     found = _epilogue(store.value, main, made)
-    sides = _operand(main.a, made, main.axis), _operand(main.b, made, main.axis)
+    a, b = (_operand(x, made, main.axis) for x in main.args)
     out = _plain(store)
-    if found is None or None in sides or out is None or (main.combine, main.product) != (
-            "add", "mul") or main.acc != F32:
+    if not (found and a and b and out and main.sums_products and main.acc == F32):
         return None
     seen, bias, post = found
-    a, b = sides
-    assert a is not None and b is not None
     extents = loop.extents_of(kernel)
     if not all(x.is_whole(extents) for x in (a, b, out, bias) if x):
         return None
     used = 3 + len(seen) + sum(isinstance(made[x], Cast) for x in main.args)
-    if len({main.a, main.b}) != 2 or used + 1 != len(ops):
+    if len(set(main.args)) != 2 or used + 1 != len(ops):
         return None
     return _arranged(main, a, b, out, bias, post)
 
 
-def _arranged(main: loop.Contract, a: Operand, b: Operand, out: Operand, bias: Operand | None,
+def _arranged(main: loop.Fold, a: Operand, b: Operand, out: Operand, bias: Operand | None,
               post: str) -> Matmul | None:
     """Decide which axis is which; the left operand is the one with the row axis of the output."""
     shared = [x for x in a.axes if x in b.axes and x != main.axis]
@@ -137,7 +134,7 @@ def _plain(op: loop.Load | loop.Store) -> Operand | None:
     return Operand(op.buf, names, dims) if t.strides is None else None
 
 
-def _epilogue(value: Value, main: loop.Contract, made: Mapping[Value, Op]
+def _epilogue(value: Value, main: loop.Fold, made: Mapping[Value, Op]
               ) -> tuple[list[Op], Operand | None, str] | None:
     """The ops between the contraction and the store: [round](relu(mm + bias))."""
     seen: list[Op] = []

@@ -39,7 +39,7 @@ class Shape:
     sizes: dict[str, int]
     free: tuple[str, ...]  # axes that some store varies over
     reduced: tuple[str, ...]  # axes that some fold runs over
-    main: loop.Contract | None  # the contraction of most work
+    main: loop.Fold | None  # the contraction of most work
     scanned: frozenset[str] = frozenset()  # axes whose steps have an order
 
     @property
@@ -69,11 +69,10 @@ def _shape(kernel: Func, hints: Mapping[str, int]) -> Shape:
     sizes = {a: max(1, known(e, hints)) for a, e in loop.extents_of(kernel).items()}
     ops = kernel.body.ops
     stored = [a for op in ops if isinstance(op, loop.Store) for a in nest_of(op)]
-    scanned = [op.axis for op in ops if isinstance(op, loop.Scan)]
+    scanned = [op.axis for op in loop.folds(kernel) if op.prefix]
     scanned += [a for op in ops if isinstance(op, loop.Store) for a in op.clashing]
-    folded = [*scanned, *(op.axis for op in ops if isinstance(op, loop.Fold | loop.Contract))]
-    mains = [op for op in ops if isinstance(op, loop.Contract)]
-    main = max(mains, key=lambda op: _product(sizes, nest_of(op)), default=None)
+    folded = [*scanned, *(op.axis for op in loop.reductions(kernel))]
+    main = max(loop.contractions(kernel), key=lambda op: _product(sizes, nest_of(op)), default=None)
     return Shape(kernel, sizes, tuple(dict.fromkeys(stored)), tuple(dict.fromkeys(folded)), main,
                  frozenset(scanned))
 
@@ -153,7 +152,7 @@ def _orders(shape: Shape, vectors: dict[str, int]) -> Iterator[list[str]]:
     yield [*outer, *inner]
     if shape.main is not None and len(outer) > 1:
         yield [*outer[::-1], *inner]
-    scans = [set(nest_of(op)) for op in shape.kernel.body.ops if isinstance(op, loop.Scan)]
+    scans = [set(nest_of(op)) for op in loop.folds(shape.kernel) if op.prefix]
     if repeated := [a for a in outer if any(a not in axes for axes in scans)]:
         yield [a for a in (*outer, *inner) if a not in repeated] + repeated
 
@@ -171,8 +170,8 @@ def _tiles(shape: Shape, vectors: dict[str, int], machine: Machine) -> Iterator[
     wide = [a for a in free if a in vectors]
     rows = [a for a in free if a not in vectors]
     table = WIDE if machine.registers > 16 else NARROW
-    together = sum(isinstance(op, loop.Contract) and set(nest_of(op)) == set(nest_of(shape.main))
-                   for op in shape.kernel.body.ops)
+    together = sum(set(nest_of(op)) == set(nest_of(shape.main))
+                   for op in loop.contractions(shape.kernel))
     for down, across in table if wide else REDUCED:
         if down * across * together > machine.registers - 3 and together > 1:
             continue
@@ -205,9 +204,9 @@ def _shares(shape: Shape, machine: Machine) -> Iterator[tuple[str | None, int]]:
     as there are steps). One part on one core is still a loop to keep values in. A core alone is
     worth pricing where it could be done by the time that others have started."""
     able = [a for a in shape.free if a not in shape.reduced and shape.sizes[a] > 1]
-    folds = [op for op in shape.kernel.body.ops if isinstance(op, loop.Fold | loop.Contract)]
-    nests = [set(nest_of(op)) for op in shape.kernel.body.ops
-             if isinstance(op, loop.Fold | loop.Contract | loop.Store)]
+    folds = loop.reductions(shape.kernel)
+    stores = [op for op in shape.kernel.body.ops if isinstance(op, loop.Store)]
+    nests = [set(nest_of(op)) for op in (*folds, *stores)]
     best = [a for a in able if all(a in n for n in nests)] or able
     cores, rates = machine.cores, machine.rates
     least = max(SHARE, rates.fork * rates.flops["f32"] / 2)  # an FMA a point
@@ -248,7 +247,7 @@ def _column_first(shape: Shape, vectors: dict[str, int], tile: dict[str, int],
     """Reduced axes outside: the input streams by rows, the accumulators wait in an array, where
     several rows at once find them. A scan has its own loop inside of all others."""
     if any(a in vectors for a in shape.reduced) or any(
-            isinstance(op, loop.Scan) for op in shape.kernel.body.ops):
+            op.prefix for op in loop.folds(shape.kernel)):
         return
     extents = loop.extents_of(shape.kernel)
     split = shared is not None and cores > 1 and extents[shared].const_value is not None
@@ -289,7 +288,7 @@ def _prologue(shape: Shape, lines: tuple[AxisLine, ...]) -> list[Value]:
     if shape.main is None or not teams:
         return []
     made = {r: op for op in shape.kernel.body.ops for r in op.results}
-    return [v for v in (shape.main.a, shape.main.b) if isinstance(made[v], Map)]
+    return [v for v in shape.main.args if isinstance(made[v], Map)]
 
 
 def _place(shape: Shape, value: Value, lines: tuple[AxisLine, ...]) -> Place | None:
@@ -303,7 +302,7 @@ def _place(shape: Shape, value: Value, lines: tuple[AxisLine, ...]) -> Place | N
 
 
 def _is_stmt(op: Op) -> bool:
-    return isinstance(op, loop.Fold | loop.Contract | loop.Scan | loop.Store)
+    return isinstance(op, loop.Fold | loop.Store)
 
 
 def _behind(kernel: Func) -> dict[Op, set[Value]]:
@@ -347,7 +346,7 @@ def _blocked(shape: Shape, base: TileMapping) -> Iterator[TileMapping]:
                           (Carry(main.result.name, store.buf.name),))
 
 
-def _carrying(kernel: Func, main: loop.Contract) -> loop.Store | None:
+def _carrying(kernel: Func, main: loop.Fold) -> loop.Store | None:
     """A store whose buffer can hold the contraction's state, if only stores read that, and no
     other fold: one is not finished in every outer step. Best is the store of the state itself."""
     behind = _behind(kernel)
@@ -363,7 +362,7 @@ def _pack(shape: Shape, base: TileMapping) -> tuple[Place, ...]:
     main = shape.main
     assert main is not None
     made = {r: op for op in shape.kernel.body.ops for r in op.results}
-    for value in (main.a, main.b):
+    for value in main.args:
         if not isinstance(made.get(value), Map):
             continue
         rows = [a for a in axes_of(value.type) if a != main.axis]

@@ -87,10 +87,9 @@ def _reordered(kernel: Func, machine: Machine, mapping: tile.Mapping) -> Iterato
     lines = [tile.AxisLine(x.axis, ((plain, None), *(
         s for s in x.splits if machine.levels[machine.rank(s[0])].kind in (UNROLL, VECTOR))))
         for x in mapping.axes]
-    for op in kernel.body.ops:
-        if isinstance(op, loop.Fold | loop.Contract):
-            first = axes_of(op.results[0].type)
-            yield replace(mapping, axes=tuple(sorted(lines, key=lambda x: x.axis not in first)))
+    for op in loop.reductions(kernel):
+        first = axes_of(op.results[0].type)
+        yield replace(mapping, axes=tuple(sorted(lines, key=lambda x: x.axis not in first)))
 
 
 def estimate(kernel: Func, machine: Machine, libraries: Iterable[Library],
@@ -98,7 +97,7 @@ def estimate(kernel: Func, machine: Machine, libraries: Iterable[Library],
     """Seconds before any mapping is known: what fusion compares. A library call counts at its own
     price, so that fusing into a matmul must gain more than leaving the library loses."""
     own = bound(kernel, machine, hints).seconds
-    if any(isinstance(op, loop.Contract) for op in kernel.body.ops):
+    if loop.contractions(kernel):
         own = max(own, _contracting(kernel, machine, hints))
         called = by_library(kernel, machine, libraries, hints)
         return min(own, called.price.seconds) if called else own
@@ -113,9 +112,7 @@ def _contracting(kernel: Func, machine: Machine, hints: Mapping[str, int]) -> fl
     """
     sizes = {a: max(1, known(e, hints)) for a, e in loop.extents_of(kernel).items()}
     total = 0.0
-    for op in kernel.body.ops:
-        if not isinstance(op, loop.Contract):
-            continue
+    for op in loop.contractions(kernel):
         free = sorted((sizes[a] for a in loop.op_axes(op) if a != op.axis), reverse=True)
         if len(free) < 2 or free[1] < ROWS:
             continue  # bound by memory
@@ -144,7 +141,7 @@ def _loads(value: Value, made: Mapping[Value, Op]) -> list[loop.Load]:
 def _work(value: Value, made: Mapping[Value, Op], axes: frozenset[str]) -> float:
     """Operations for each element of an operand; none where another contraction makes it."""
     op = made.get(value)
-    if isinstance(op, loop.Contract):
+    if isinstance(op, loop.Fold) and op.product:
         return -inf
     if not isinstance(op, Map | Cast) or frozenset(axes_of(value.type)) != axes:
         return 0.0

@@ -144,23 +144,22 @@ def free_axes(kernel: Func) -> list[str]:
 
 def folded_axes(kernel: Func) -> list[str]:
     """Axes that folds run over; those whose folds read others' results come first."""
-    folds = [op.axis for op in kernel.body.ops
-             if isinstance(op, loop.Fold | loop.Contract | loop.Scan)]
+    folds = [op.axis for op in loop.folds(kernel)]
     folds += [a for op in kernel.body.ops if isinstance(op, loop.Store) for a in op.clashing]
     return list(dict.fromkeys(reversed(folds)))
 
 
 def late_axes(kernel: Func) -> list[str]:
     """Free axes that some fold knows nothing of: a loop over them repeats that fold."""
-    folds = [op for op in kernel.body.ops if isinstance(op, loop.Fold | loop.Contract)]
+    folds = loop.reductions(kernel)
     return [a for a in free_axes(kernel) if not all(a in loop.op_axes(op) for op in folds)]
 
 
-def contractions(kernel: Func) -> list[tuple[loop.Contract, tuple[str, ...], tuple[str, ...]]]:
+def contractions(kernel: Func) -> list[tuple[loop.Fold, tuple[str, ...], tuple[str, ...]]]:
     """Each sum of products with the free axes of its first and of its second operand alone."""
     found = []
-    for op in kernel.body.ops:
-        if isinstance(op, loop.Contract) and (op.combine, op.product) == ("add", "mul"):
+    for op in loop.folds(kernel):
+        if op.sums_products:
             a, b = ([x for x in axes_of(v.type) if x != op.axis] for v in op.args)
             found.append((op, tuple(x for x in a if x not in b), tuple(x for x in b if x not in a)))
     return found

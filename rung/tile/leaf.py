@@ -19,7 +19,6 @@ from rung.core.text import LANE
 from rung.core.types import ArrayType, VecType, axes_of, dtype_of
 from rung.kernel.ir import INTRINSICS, Alloc, Apply, Combine, Fill, If, KernelIndex, Load, Store
 from rung.loop import ir as loop
-from rung.tile.folds import absent, identities, is_fma, merge, step
 from rung.tile.mapping import Mapping, Place
 from rung.tile.nest import Nest, Split, Spot
 from rung.tile.stage import Tile, placed_buffer
@@ -93,8 +92,8 @@ class Leaf:
         return "acc" if self.machine.space("acc") else self.machine.spaces[0].name
 
     def _initial(self, stmt: Stmt, scope: Scope) -> tuple[Value, ...]:
-        op, out = stmt.op, []
-        for state, value in zip(op.results, identities(op), strict=True):
+        op, out = stmt.fold, []
+        for state, value in zip(op.results, op.rule.identities(op.acc), strict=True):
             family = self._family(state, stmt.carries, scope)
             out.append(scope.builder.one(Fill(value, (family,)), state.name))
         return tuple(out)
@@ -122,14 +121,14 @@ class Leaf:
         then, other = b.inner(), b.inner()
         a = self._access(store.subs, store.mask, scope.inside(then))
         old = then.one(Load(store.buf, a.subs, a.mask, 0, a.lanes, a.unroll), "t")
-        both = merge(then, stmt.op, (made,), (old,))
+        both = stmt.fold.rule.merge(then.one, (made,), (old,))
         then.add(Yield(both))
         other.add(Yield((made,)))
         return b.one(If((base - 1,), then.block(), other.block(), types=(made.type,)), state.name)
 
     def finish(self, stmt: Stmt, scope: Scope) -> None:
         """End a fold: collapse its parallel accumulators into the value that readers see."""
-        op = stmt.op
+        op = stmt.fold
         self.waiting.discard(op)
         state = self.running.pop(op)
         if state and stmt.folds:
@@ -145,7 +144,7 @@ class Leaf:
             if r in self.arrays:
                 self._put(r, v, scope)
 
-    def _collapse(self, op: Op, state: Sequence[Value], spot: Spot, scope: Scope
+    def _collapse(self, op: loop.Fold, state: Sequence[Value], spot: Spot, scope: Scope
                   ) -> tuple[Value, ...]:
         """One state of those of all copies, lanes and threads of the reduced axis."""
         b = scope.builder
@@ -161,10 +160,7 @@ class Leaf:
                 x = b.one(Combine(monoid, x, axis), x.name)
             return x
 
-        if isinstance(op, loop.Contract):
-            return (over(op.combine, state[0]),)
-        assert isinstance(op, loop.Fold)
-        return op.rule.collapse(b, state, over)
+        return op.rule.collapse(b.one, state, over)
 
     # ---- arrays of placed values
     def allocate(self, stmt: Stmt, split: Split, scope: Scope) -> None:
@@ -243,7 +239,8 @@ class Leaf:
                 self.bounds[LANE] = (0, spot.lanes - 1)
 
     def _init(self, stmt: Stmt, scope: Scope) -> None:
-        for state, number in zip(stmt.op.results, identities(stmt.op), strict=True):
+        op = stmt.fold
+        for state, number in zip(op.results, op.rule.identities(op.acc), strict=True):
             stored = self.arrays[state]
             access = self._shape_of(self._where(stored, scope), (), scope, axes_of(state.type))
             family = VecType(dtype_of(state.type), access.lanes, access.unroll)
@@ -294,7 +291,7 @@ class Leaf:
         scope.builder.add(Store(buf, a.subs, value, a.mask, a.lanes, a.unroll))
 
     def _fold(self, stmt: Stmt, scope: Scope) -> None:
-        op = stmt.op
+        op = stmt.fold
         inputs = self._inputs(stmt, scope)
         spot = scope.env[stmt.folds]
         if self.running.get(op):
@@ -306,20 +303,21 @@ class Leaf:
             self._keep(op, self._step(op, old, inputs, spot, scope), scope)
             return
         start = [scope.builder.one(Fill(v, (self._over(r, stmt.folds, scope, spot),)), r.name)
-                 for r, v in zip(op.results, identities(op), strict=True)]
+                 for r, v in zip(op.results, op.rule.identities(op.acc), strict=True)]
         state = self._step(op, tuple(start), inputs, spot, scope)
         state = self._collapse(op, state, spot, scope)
         if not stored:
             self._settle(op, state, scope)
             return
         old = tuple(self._get(r, scope) for r in op.results)
-        self._keep(op, merge(scope.builder, op, old, state), scope)
+        self._keep(op, op.rule.merge(scope.builder.one, old, state), scope)
 
     def _scan(self, stmt: Stmt, scope: Scope) -> None:
         """One step: the new state is the value at this position too."""
-        inputs = [self.value(v, scope) for v in stmt.op.operands()]
-        self.running[stmt.op] = step(scope.builder, stmt.op, self.running[stmt.op], inputs)
-        self._settle(stmt.op, self.running[stmt.op], scope)
+        op = stmt.fold
+        inputs = [self.value(v, scope) for v in op.args]
+        self.running[op] = op.step(scope.builder.one, self.running[op], inputs)
+        self._settle(op, self.running[op], scope)
 
     def _keep(self, op: Op, state: Sequence[Value], scope: Scope) -> None:
         """Write an unfinished state back to its arrays."""
@@ -327,29 +325,28 @@ class Leaf:
             self._put(r, v, scope)
             del scope.memo[r]
 
-    def _step(self, op: Op, state: tuple[Value, ...], xs: Sequence[Value], spot: Spot,
+    def _step(self, op: loop.Fold, state: tuple[Value, ...], xs: Sequence[Value], spot: Spot,
               scope: Scope) -> tuple[Value, ...]:
         atom = self.atoms.get(op.results[0].name)
         if atom is None:
-            return step(scope.builder, op, state, xs)
+            return op.step(scope.builder.one, state, xs)
         (unit,) = spot.units
         return (scope.builder.one(Apply(atom, state[0], xs[0], xs[1], unit.name), state[0].name),)
 
     def _inputs(self, stmt: Stmt, scope: Scope) -> list[Value]:
         """What a fold's step reads; lanes and copies beyond the extent become the identity."""
-        op, b, axis = stmt.op, scope.builder, stmt.folds
-        args: tuple[Value, ...] = op.args  # type: ignore[attr-defined]
-        values = [self.value(v, scope) for v in args]
+        op, b, axis = stmt.fold, scope.builder, stmt.folds
+        values = [self.value(v, scope) for v in op.args]
         partial = scope.env[axis].partial
-        if is_fma(op):
+        if op.fuses:
             return [self._inside(v, 0.0, axis, scope) if partial and not self.zero(x, axis)
-                    else v for v, x in zip(values, args, strict=True)]
-        if isinstance(op, loop.Contract):
+                    else v for v, x in zip(values, op.args, strict=True)]
+        if op.product:
             values = [b.one(Map(op.product, tuple(values)), "p")]
         if not partial:
             return values
-        return [v if n is None else self._inside(v, n, axis, scope)
-                for v, n in zip(values, absent(op), strict=True)]
+        return [self._inside(v, n, axis, scope)
+                for v, n in zip(values, op.rule.absent(op.acc), strict=True)]
 
     def _inside(self, v: Value, neutral: float | int | bool, axis: str, scope: Scope) -> Value:
         """`v` up to the end of the axis, `neutral` beyond."""
@@ -460,7 +457,7 @@ class Leaf:
             if self._movable(v, op, open_axes, scope):
                 self._note_bounds(scope)
                 self.value(v, scope)
-            elif not isinstance(op, loop.Fold | loop.Contract | loop.Scan):
+            elif not isinstance(op, loop.Fold):
                 todo += op.operands()
 
     def _movable(self, v: Value, op: Op, open_axes: set[str], scope: Scope) -> bool:
@@ -478,7 +475,7 @@ class Leaf:
             return True
         if placed_buffer(op, self.mapping) and op not in self.tiles:
             return False
-        if isinstance(op, loop.Fold | loop.Contract | loop.Scan):
+        if isinstance(op, loop.Fold):
             return v in self.arrays and op not in self.waiting
         return all(self._ready(x, scope) for x in op.operands())
 

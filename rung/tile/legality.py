@@ -48,7 +48,7 @@ class _Check:
     def __init__(self, kernel: Func, mapping: tile.Mapping, machine: Machine):
         self.kernel, self.mapping, self.machine = kernel, mapping, machine
         self.ops = kernel.body.ops
-        self.folds = [op for op in self.ops if isinstance(op, loop.Fold | loop.Contract)]
+        self.folds = loop.reductions(kernel)
         self.accesses = [op for op in self.ops if isinstance(op, loop.Load | loop.Store)]
         self.values = {v.name: v for op in self.ops for v in op.results}
 
@@ -163,7 +163,7 @@ class _Check:
 
     def scanned(self) -> None:
         """A scan takes one step after the other, each with the positions of other axes inside."""
-        for op in (op for op in self.ops if isinstance(op, loop.Scan)):
+        for op in (op for op in loop.folds(self.kernel) if op.prefix):
             for s in self.nest.splits[op.axis]:
                 if (s.kind not in LOOPS or s.kind == GRID) and self.trips(s) > 1:
                     refuse(f"{op.result.name} scans {op.axis}, whose steps on {s.level} have no "
@@ -293,7 +293,7 @@ class _Check:
         op = next((f for f in self.folds if f.results[0].name == u.contraction), None)
         if u.atom not in self.machine.atoms or u.atom not in INTRINSICS:
             refuse(f"{self.machine.name} has no atom {u.atom}")
-        if not isinstance(op, loop.Contract) or (op.combine, op.product) != ("add", "mul"):
+        if op is None or not op.sums_products:
             refuse(f"{u.contraction} is no contraction of products")
         atom = INTRINSICS[u.atom]
         if op.acc != atom.acc:
@@ -301,7 +301,7 @@ class _Check:
         if atom.depth > 1:
             self.matrix(u, op)
 
-    def matrix(self, u: tile.Use, op: loop.Contract) -> None:
+    def matrix(self, u: tile.Use, op: loop.Fold) -> None:
         """Rows and depth unrolled, columns in lanes, all in multiples of the instruction."""
         atom, k = INTRINSICS[u.atom], op.axis
         depth = [s for s in self.nest.splits[k] if s.kind not in LOOPS]

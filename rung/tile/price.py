@@ -124,7 +124,7 @@ class _Pricing:
         """How much slower the work is when accumulators and operands exceed the registers."""
         used: dict[frozenset[str], float] = {}
         for op in self.kernel.body.ops:
-            if isinstance(op, loop.Fold | loop.Contract | loop.Scan):
+            if isinstance(op, loop.Fold):
                 axes = nest_of(op)
                 here = frozenset(axes)
                 states = len(op.results)
@@ -191,14 +191,14 @@ class _Pricing:
         count = self._vectors(nest_of(op))
         if isinstance(op, loop.Store):
             return count * self._access(op) * (2 if op.combine else 1)
-        if isinstance(op, loop.Contract):
+        if isinstance(op, loop.Fold) and op.product:
             atom = op.result.name in self.used and self.machine.lanes > 1
             return count / (ATOM if atom else 1) + self._kept(op)
-        if isinstance(op, loop.Fold | loop.Scan):
+        if isinstance(op, loop.Fold):
             return count * (1.0 if len(op.results) == 1 else 30.0) + self._kept(op)
         return count * 0.7  # a placed value's store
 
-    def _kept(self, op: loop.Fold | loop.Contract | loop.Scan) -> float:
+    def _kept(self, op: loop.Fold) -> float:
         """Cost of a state that waits in an array from step to step: where loops over free axes
         run inside of the one over the axis that is folded."""
         last = max((n for n, s in enumerate(self.nest.loops) if s.axis == op.axis), default=0)
@@ -207,7 +207,7 @@ class _Pricing:
         return 1.2 * len(op.results) * self._vectors(free) if inside and not self.threads else 0.0
 
     def _chain(self, op: Op) -> float:
-        if not isinstance(op, loop.Fold | loop.Contract | loop.Scan) or self.threads:
+        if not isinstance(op, loop.Fold) or self.threads:
             return 0.0
         return LATENCY * (1 if len(op.results) == 1 else 6)
 
@@ -232,8 +232,8 @@ class _Pricing:
     def _loops_around(self) -> dict[Op, set[int]]:
         """For each access the positions of the loops that its statements run in."""
         found: dict[Op, set[int]] = {x: set() for x in self.accesses}
-        waits = {self.mapping.carried(r.name): op.axis for op in self.kernel.body.ops
-                 if isinstance(op, loop.Fold | loop.Contract) for r in op.results}
+        waits = {self.mapping.carried(r.name): op.axis for op in loop.folds(self.kernel)
+                 for r in op.results}
         for op, needs in self.statements:
             axes, outer = nest_of(op), self._around(op)
             carried = waits.get(op.buf.name) if isinstance(op, loop.Store) else None
@@ -284,8 +284,7 @@ def known(expr: Expr, hints: Mapping[str, int]) -> int:
 def _statements(kernel: Func, placed: frozenset[str]) -> tuple[tuple[Op, tuple[Op, ...]], ...]:
     """The statements under a mapping that has a place for those values, each with the maps and
     loads without one that are behind it."""
-    always = loop.Fold | loop.Contract | loop.Scan | loop.Store
-    own = {op for op in kernel.body.ops if isinstance(op, always)
+    own = {op for op in kernel.body.ops if isinstance(op, loop.Fold | loop.Store)
            or any(r.name in placed for r in op.results)}
     made = {r: op for op in kernel.body.ops for r in op.results}
     return tuple((op, _needs(op, own, made)) for op in kernel.body.ops if op in own)

@@ -45,14 +45,20 @@ class Stmt:
     within: frozenset[Split] = frozenset()  # loops around the place where its array lives
 
     @property
+    def fold(self) -> loop.Fold:
+        """The op of a fold's step or of its initial value."""
+        assert isinstance(self.op, loop.Fold)
+        return self.op
+
+    @property
     def folds(self) -> str:
         """The axis that this statement folds over, if any."""
-        return self.op.axis if self.kind == "fold" else ""  # type: ignore[attr-defined]
+        return self.fold.axis if self.kind == "fold" else ""
 
     @property
     def carries(self) -> str:
         """The axis along which this statement has a state, if any."""
-        return self.op.axis if self.kind in ("fold", "scan") else ""  # type: ignore[attr-defined]
+        return self.fold.axis if self.kind in ("fold", "scan") else ""
 
 
 @dataclass
@@ -400,10 +406,8 @@ def _around(op: Op, mapping: tile.Mapping, nest: Nest) -> frozenset[Split]:
 
 
 def _kind(op: Op, mapping: tile.Mapping) -> str:
-    if isinstance(op, loop.Fold | loop.Contract):
-        return "fold"
-    if isinstance(op, loop.Scan):
-        return "scan"
+    if isinstance(op, loop.Fold):
+        return "scan" if op.prefix else "fold"
     if isinstance(op, loop.Store):
         return "store"
     return "place" if any(mapping.placed(r.name) for r in op.results) else ""

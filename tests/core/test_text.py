@@ -152,7 +152,9 @@ def test_notes_are_comments() -> None:
 
 
 def test_all_keywords_are_reserved() -> None:
-    keywords = {op.keyword for v in VOCABULARIES.values() for op in v.ops if op.form}
+    ops = [op for v in VOCABULARIES.values() for op in v.ops if op.form]
+    keywords = {form.split()[0] for op in ops for form in (op.form, *(f for f, _ in op.forms))}
+    assert {op.keyword for op in ops} <= keywords
     keywords |= {name for v in VOCABULARIES.values() for name, _ in v.attrs}
     assert keywords | DTYPES.keys() | CONSTANTS.keys() <= RESERVED
 

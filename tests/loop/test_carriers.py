@@ -36,7 +36,7 @@ def apply(carrier: Carrier, which: str, dtype: DType, left: State, right: State)
     """Run `step` or `merge` on scalars."""
     build = Builder()
     values = [Value(f"p{n}", VecType(dtype)) for n in range(len(left) + len(right))]
-    out = getattr(carrier, which)(build, values[:len(left)], values[len(left):])
+    out = getattr(carrier, which)(build.one, values[:len(left)], values[len(left):])
     interp = Interp()
     interp.values.update(zip(values, (*left, *right), strict=True))
     interp.block(Block((), tuple(build.ops)))
@@ -44,7 +44,7 @@ def apply(carrier: Carrier, which: str, dtype: DType, left: State, right: State)
 
 
 def init(carrier: Carrier, dtype: DType) -> State:
-    return tuple(np.asarray(x, dtype.numpy) for x in carrier.init(dtype))
+    return tuple(np.asarray(x, dtype.numpy) for x in carrier.identities(dtype))
 
 
 def inputs(carrier: Carrier, row: Sequence[float], dtype: DType) -> list[State]:
@@ -150,5 +150,15 @@ def test_no_exponent_is_positive() -> None:
 def test_reads_name_inputs(name: str) -> None:
     carrier = CARRIERS[name]
     dtype = BOOL if name in ("and", "or") else F32
-    assert len(carrier.reads) == len(carrier.init(dtype))
+    assert len(carrier.reads) == len(carrier.identities(dtype))
     assert all(0 <= n < carrier.inputs for reads in carrier.reads for n in reads)
+
+
+@pytest.mark.parametrize("name", CARRIERS)
+def test_an_absent_input_changes_nothing(name: str) -> None:
+    carrier = CARRIERS[name]
+    dtype = BOOL if name in ("and", "or") else F64
+    row = [True, False] if dtype == BOOL else ROWS["plain"]
+    state = fold(carrier, inputs(carrier, row, dtype), dtype)
+    gone = tuple(np.asarray(x, dtype.numpy) for x in carrier.absent(dtype))
+    close(apply(carrier, "step", dtype, state, gone), state, dtype)
