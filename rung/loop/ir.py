@@ -116,9 +116,10 @@ class Store(StoreBase):
 class Fold(FoldBase):
     """Folds inputs along one axis with a carrier: a monoid, or one of several states.
 
-    With a `product`, a scalar function of two inputs, their products are folded: kept together so
-    that atoms can match it. With `prefix` the value varies over the axis that it runs along, so
-    whatever reads it at the same position shares its loop; other readers read it from memory.
+    With a `product`, a scalar function of two inputs, it is a `contract` in text and folds their
+    products, in one op so that atoms can match it. With `prefix` it is a `scan`: its value varies
+    over the axis that it runs along, so whatever reads it at the same position shares its loop, and
+    what reads it elsewhere reads it from memory.
     """
 
     keyword: ClassVar[str] = "fold"
