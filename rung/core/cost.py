@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import ceil, prod
 from weakref import WeakKeyDictionary
 
-from rung.core.expr import Expr, is_size
+from rung.core.expr import Expr
 from rung.core.machine import Machine
 from rung.core.op import Func, Op, Value
 from rung.core.ops import Cast, FoldBase, LoadBase, Map, StoreBase
@@ -65,7 +65,6 @@ class _Count:
         axes = kernel.attr("axes")
         self.extents = {a: self.number(e) for a, e in axes.extents}
         self.ops = kernel.body.ops
-        self.nests = {id(op): nest(op) for op in self.ops}
         self.made = {r: op for op in self.ops for r in op.results}
         self.folds = [op for op in self.ops if isinstance(op, FoldBase)]
         self.products = [op for op in self.folds if op.product]
@@ -108,15 +107,15 @@ class _Count:
                 cost = 1.0 if len(op.results) == 1 else 30.0
             case _:
                 return 0.0
-        if self.serial.intersection(self.nests[id(op)]):
+        if self.serial.intersection(op.nest):
             cost *= self.machine.lanes
-        return cost * self.points(self.nests[id(op)]) * self.repeats.get(id(op), 1)
+        return cost * self.points(op.nest) * self.repeats.get(id(op), 1)
 
     def _contractions(self) -> tuple[float, float]:
         flops = seconds = 0.0
         rates = self.machine.rates.flops
         for op in self.products:
-            n = 2.0 * self.points(self.nests[id(op)]) * self.repeats.get(id(op), 1)
+            n = 2.0 * self.points(op.nest) * self.repeats.get(id(op), 1)
             narrow = {self._stored_as(v) for v in op.operands()}
             rate = rates.get(narrow.pop(), 0) if len(narrow) == 1 else 0
             flops, seconds = flops + n, seconds + n / (rate or rates["f32"])
@@ -134,7 +133,7 @@ class _Count:
         for op in self.ops:
             if isinstance(op, LoadBase | StoreBase):
                 key = op.buf, isinstance(op, StoreBase)
-                axes = set(self.nests[id(op)]) if key[1] else set(axes_of(op.results[0].type))
+                axes = set(op.nest) if key[1] else set(axes_of(op.results[0].type))
                 touched[key] = touched.get(key, 0) + self.points(axes)
         limit = sorted(s.bytes for s in self.machine.spaces)[-2:][0] if self.machine.spaces else 0
         memory = cache = 0.0
@@ -156,11 +155,11 @@ class _Count:
             if all(self.extents[a] <= TILE for a in free):
                 continue
             for inner in behind(op, self.made):
-                lacks = [a for a in free if a not in self.nests[id(inner)]]
+                lacks = [a for a in free if a not in inner.nest]
                 again = prod(ceil(self.extents[a] / TILE) for a in lacks)
                 found[id(inner)] = max(found.get(id(inner), 1), again)
         for fold in self._out_of_order():
-            rest = set().union(*self.nests.values()) - set(self.nests[id(fold)])
+            rest = set().union(*(x.nest for x in self.ops)) - set(fold.nest)
             found[id(fold)] = max(found.get(id(fold), 1), self.points(rest))
         return found
 
@@ -168,7 +167,7 @@ class _Count:
         """Folds for which no order of loops has all of the others' free axes around or inside."""
         chain: set[str] | None = None
         bad: list[Op] = []
-        stores = set().union(*(self.nests[id(op)] for op in self.stores))
+        stores = set().union(*(op.nest for op in self.stores))
         folds = [op for op in self.folds if not op.product]
         for op in sorted(folds, key=lambda op: len(axes_of(op.results[0].type))):
             free = set(axes_of(op.results[0].type))
@@ -184,8 +183,8 @@ class _Count:
         folded = {op.axis for op in self.folds}
         most = 1.0
         for op in self.stores:
-            most = max(most, self.points(a for a in self.nests[id(op)] if a not in folded))
-        if not any(folded.intersection(self.nests[id(op)]) for op in self.stores):
+            most = max(most, self.points(a for a in op.nest if a not in folded))
+        if not any(folded.intersection(op.nest) for op in self.stores):
             most *= max(1.0, self.points(folded) / 4096)
         return most
 
@@ -198,14 +197,6 @@ def _serial(ops: Sequence[Op]) -> set[str]:
     return scans & inner
 
 
-def nest(op: Op) -> tuple[str, ...]:
-    """The axes of an op's loops."""
-    if isinstance(op, StoreBase):
-        names = (n for sub in (*op.subs, *op.mask)
-                 for n in (axes_of(sub.type) if isinstance(sub, Value) else sub.symbols()))
-        return tuple(dict.fromkeys(n for n in names if not is_size(n)))
-    values = op.args if isinstance(op, FoldBase) else op.results
-    return tuple(dict.fromkeys(a for v in values for a in axes_of(v.type)))
 
 
 def behind(op: Op, made: Mapping[Value, Op]) -> list[Op]:

@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from rung.core.expr import Expr, is_size
-from rung.core.types import DTYPES, Type
+from rung.core.types import DTYPES, Type, axes_of
 
 if TYPE_CHECKING:
     from rung.core.interp import Interp
@@ -79,6 +80,11 @@ class Op:
         """The form that this op prints in."""
         return self.form
 
+    @cached_property
+    def nest(self) -> tuple[str, ...]:
+        """The named axes of the op's loop nest: on Loop IR, those that its results vary over."""
+        return tuple(dict.fromkeys(a for r in self.results for a in axes_of(r.type)))
+
     def infer(self) -> tuple[Type, ...]:
         """Types of the results, from the fields alone."""
         return ()
@@ -119,7 +125,7 @@ class Op:
         """A copy with other fields; `dataclasses.replace` takes several times as long."""
         new = object.__new__(type(self))
         known = {**self.__dict__, **changes}
-        stale = ("_nest",) if changes.keys() == {"results"} else ("_nest", "_operands", "_key")
+        stale = ("nest",) if changes.keys() == {"results"} else ("nest", "_operands", "_key")
         for name in stale:
             known.pop(name, None)
         new.__dict__.update(known)

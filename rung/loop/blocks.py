@@ -23,7 +23,7 @@ from rung.core.op import Func, Op, Value
 from rung.core.ops import Cast
 from rung.core.types import BOOL, F32, F64, I8, I16, I32, I64, U8, DType, dtype_of
 from rung.loop.emit import Copier, rebuilt
-from rung.loop.ir import Fold, Load, extents_of, folds, op_axes, stride
+from rung.loop.ir import Fold, Load, extents_of, folds, stride
 from rung.loop.normalize import split_axis
 
 CHAIN = 512  # terms that one f32 number may add one after another
@@ -63,7 +63,7 @@ def _sums(func: Func, acc: DType) -> list[Fold]:
 
 
 def _across(op: Fold, made: dict[Value, Op]) -> bool:
-    loads = [x for x in behind(op, made) if isinstance(x, Load) and op.axis in op_axes(x)]
+    loads = [x for x in behind(op, made) if isinstance(x, Load) and op.axis in x.nest]
     steps = {stride(x, op.axis) for x in loads if dtype_of(x.buf.type) is F32}
     return bool(steps) and 1 not in steps
 

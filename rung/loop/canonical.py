@@ -23,7 +23,7 @@ from rung.core.origins import Origin
 from rung.core.rewrite import renamed
 from rung.core.scalar import SCALARS
 from rung.loop.emit import Copier, Emitter, hint
-from rung.loop.ir import Fold, Load, Store, extents_of, op_axes
+from rung.loop.ir import Fold, Load, Store, extents_of
 from rung.program.ir import KernelCall, Module
 
 LETTERS = "ijklmnop"
@@ -104,7 +104,7 @@ def _axis_names(func: Func) -> dict[str, str]:
 
 def _ordered(store: Store) -> Iterable[str]:
     """Axes of a store, outermost dimension first."""
-    seen = op_axes(store)
+    seen = store.nest
     for sub in store.subs:
         if isinstance(sub, Expr):
             yield from (a for a in seen if a in sub.symbols())

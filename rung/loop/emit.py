@@ -18,7 +18,7 @@ from rung.core.ops import Cast, Const, IndexValue, Map, Sub
 from rung.core.ranges import prove_nonneg
 from rung.core.rewrite import dead_code
 from rung.core.types import I64, TensorType, axes_of
-from rung.loop.ir import Axes, Fold, Load, Store, free_axes, op_axes
+from rung.loop.ir import Axes, Fold, Load, Store, free_axes
 
 Sizes = Mapping[str, Expr]  # axis -> extent
 
@@ -91,7 +91,7 @@ class Emitter(Builder):
         """What was built, without dead ops and unused parameters; axes in order of use."""
         func = Func("kernel", name, tuple(params), tuple(outs), self.block())
         func = dead_code(func)
-        used = dict.fromkeys(a for op in func.body.ops for a in op_axes(op))
+        used = dict.fromkeys(a for op in func.body.ops for a in op.nest)
         return func.with_attr("axes", Axes(tuple((a, self.axes[a]) for a in used)))
 
 

@@ -35,7 +35,6 @@ from rung.loop.ir import (
     contractions,
     extents_of,
     folds,
-    op_axes,
     reductions,
 )
 from rung.loop.normalize import divisions, expressions
@@ -108,7 +107,7 @@ def _spreads(scan: Fold, fused: Func) -> bool:
     for op in fused.body.ops:
         if known.intersection(op.operands()):
             known.update(op.results)
-            if set(op_axes(op)) - own:
+            if set(op.nest) - own:
                 return True
     return False
 
@@ -134,7 +133,7 @@ def _is_nested_sum(fold: Fold, again: list[Fold], fused: Func) -> bool:
 
 
 def _siblings(a: Fold, b: Fold) -> bool:
-    return set(op_axes(a)) == set(op_axes(b)) and a.axis == b.axis
+    return set(a.nest) == set(b.nest) and a.axis == b.axis
 
 
 def _least(func: Func) -> int:
@@ -151,7 +150,7 @@ def _reads(piece: Piece, values: set[Value]) -> int:
 def work(func: Func) -> int:
     """Points of the contractions' nests, which fusion must not grow; a symbol counts as 512."""
     extents = extents_of(func)
-    nests = [op_axes(op) for op in contractions(func)]
+    nests = [op.nest for op in contractions(func)]
     sizes = [prod((extents[a] for a in nest), start=Expr.of(1)) for nest in nests]
     return sum(int(n.evaluate(dict.fromkeys(n.symbols(), HINT))) for n in sizes)
 
@@ -162,7 +161,7 @@ def fits_kept(fused: Func, kept: Iterable[Value]) -> Reason | None:
     folded = {op.axis for op in folds(fused)}
     for op in stores:
         for other in stores:
-            if op.buf in kept and not set(op_axes(other)) - folded <= set(op_axes(op)):
+            if op.buf in kept and not set(other.nest) - folded <= set(op.nest):
                 return "the kept value would be stored again by every parallel step"
     return None
 
@@ -349,7 +348,7 @@ def _grown(fused: Func, producer: Func, consumer: Func) -> Reason | None:
 
 def _fewer(fused: Func, consumer: Func) -> Reason | None:
     """An update adds as often as it did, though its subscripts may vary along fewer axes."""
-    before, after = ([prod((extents_of(func)[a] for a in op_axes(op)), start=ONE)
+    before, after = ([prod((extents_of(func)[a] for a in op.nest), start=ONE)
                       for op in func.body.ops if isinstance(op, Store) and op.combine]
                      for func in (consumer, fused))
     return None if before == after else "updates of one element would be one"

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -88,6 +88,10 @@ class Store(StoreBase):
 
     combine: str = ""
 
+    @cached_property
+    def nest(self) -> tuple[str, ...]:
+        return free_axes(self.subs, self.mask)
+
     @property
     def clashing(self) -> tuple[str, ...]:
         """Axes along which two points may have the same subscripts, where that matters."""
@@ -158,6 +162,10 @@ class Fold(FoldBase):
     def written(self) -> str:
         contract, scan = (form for form, _ in self.forms)
         return scan if self.prefix else contract if self.product else self.form
+
+    @cached_property
+    def nest(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(a for x in self.args for a in axes_of(x.type)))
 
     def infer(self) -> tuple[Type, ...]:
         inputs = 2 if self.product else 1 if self.prefix else self.rule.inputs
@@ -230,23 +238,8 @@ def find_axes(func: Func) -> Axes:
         for sub, size in zip(access.subs, shape, strict=False):
             if isinstance(sub, Expr) and sub.is_symbol() and not is_size(str(sub)):
                 extents.setdefault(str(sub), size)
-    used = dict.fromkeys(a for op in func.body.ops for a in op_axes(op))
+    used = dict.fromkeys(a for op in func.body.ops for a in op.nest)
     return Axes(tuple((a, extents[a]) for a in used if a in extents))
-
-
-def op_axes(op: Op) -> tuple[str, ...]:
-    """The loop nest of an op: its results' axes, what it folds over, what it stores over."""
-    known: tuple[str, ...] | None = op.__dict__.get("_nest")
-    if known is None:
-        known = op.__dict__["_nest"] = _nest(op)
-    return known
-
-
-def _nest(op: Op) -> tuple[str, ...]:
-    if isinstance(op, Store):
-        return free_axes(op.subs, op.mask)
-    values = op.args if isinstance(op, Fold) else op.results
-    return tuple(dict.fromkeys(a for v in values for a in axes_of(v.type)))
 
 
 def folds(func: Func) -> list[Fold]:
@@ -304,7 +297,7 @@ def extents_of(func: Func) -> dict[str, Expr]:
 def make_kernel(name: str, params: Iterable[Value], outs: Iterable[Value],
                 builder: Builder, axes: Mapping[str, Expr]) -> Func:
     """A kernel from a builder's ops; keeps only axes in use."""
-    used = dict.fromkeys(a for op in builder.ops for a in op_axes(op))
+    used = dict.fromkeys(a for op in builder.ops for a in op.nest)
     table = Axes(tuple((a, axes[a]) for a in used))
     return Func("kernel", name, tuple(params), tuple(outs), builder.block(), (("axes", table),))
 
@@ -339,7 +332,7 @@ def verify_kernel(func: Func) -> None:
     for axis in sorted(extents.keys() & (values | RESERVED | {p.name for p in buffers_of(func)})):
         raise VerifyError(f"{axis} is an axis and a value, or a reserved word")
     for op in func.body.ops:
-        for axis in op_axes(op):
+        for axis in op.nest:
             if axis not in extents:
                 raise VerifyError(f"axis {axis} has no extent", op)
         if isinstance(op, Fold) and extents[op.axis] != op.extent:

@@ -25,7 +25,7 @@ from rung.core.op import Func, Op, Value, uses
 from rung.core.ops import IndexValue, Sub
 from rung.core.types import TensorType
 from rung.loop.emit import Copier, Emitter, rebuilt, shape
-from rung.loop.ir import Fold, Load, Store, extents_of, folds, op_axes, reductions
+from rung.loop.ir import Fold, Load, Store, extents_of, folds, reductions
 
 # --- splitting
 
@@ -238,7 +238,7 @@ def _merged(func: Func, outer: str, inner: str) -> Func | None:
     extents, pair = extents_of(func), {outer, inner}
     chained = {op: last for op, last in _chained(func).items() if {op.axis, last.axis} == pair}
     last = set(chained.values())
-    nests = [op_axes(op) for op in func.body.ops if not isinstance(op, Load) and op not in last]
+    nests = [op.nest for op in func.body.ops if not isinstance(op, Load) and op not in last]
     if any((outer in nest) != (inner in nest) for nest in nests if nest):
         return None
     if any(op.axis in pair and op not in chained and op not in last for op in folds(func)):
@@ -263,7 +263,7 @@ class _Flatten:
     def fits(self, op: Load | Store) -> bool:
         """Whether both axes stand in adjacent dimensions, alone, or in one as n*i + j."""
         if any(isinstance(s, Value) for s in op.subs) or op.mask:
-            apart = not {self.outer, self.inner} & set(op_axes(op))
+            apart = not {self.outer, self.inner} & set(op.nest)
             return apart and self.dims.setdefault(op.buf, None) is None
         places = [n for n, s in enumerate(op.subs) if isinstance(s, Expr)
                   and {self.outer, self.inner} & s.symbols()]

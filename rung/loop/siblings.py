@@ -25,7 +25,7 @@ from rung.core.rewrite import renamed
 from rung.loop.emit import Copier, Declined, Emitter
 from rung.loop.fuse import MAX_AXES, Price, Reason
 from rung.loop.graph import Graph, Memo, called, sort
-from rung.loop.ir import Load, Store, contractions, extents_of, folds, op_axes, reductions
+from rung.loop.ir import Load, Store, contractions, extents_of, folds, reductions
 from rung.loop.normalize import by_stride
 from rung.loop.splice import Piece
 from rung.program.ir import Check, Module
@@ -61,7 +61,7 @@ def can_be(joined: Func) -> Reason | None:
     if len({op.axis for op in products}) > 1:
         return "contractions over different axes"
     folded = {op.axis for op in folds(joined)}
-    nests = [set(op_axes(op)) for op in joined.body.ops if isinstance(op, Store)]
+    nests = [set(op.nest) for op in joined.body.ops if isinstance(op, Store)]
     if any(nests) and not set.intersection(*nests) - folded and not _one_nest(joined):
         return "the outputs have no loop in common"
     return None
@@ -70,7 +70,7 @@ def can_be(joined: Func) -> Reason | None:
 def _one_nest(func: Func) -> bool:
     """Whether some store runs over all axes, so that folds over any of them can share its loops:
     sums of rows end within one step, those of columns wait in an array."""
-    return any(set(op_axes(op)) == set(extents_of(func)) for op in func.body.ops
+    return any(set(op.nest) == set(extents_of(func)) for op in func.body.ops
                if isinstance(op, Store))
 
 
@@ -128,9 +128,9 @@ def _free(func: Func) -> list[str]:
     """Axes of the largest store that no fold runs over, outermost first."""
     folded = {op.axis for op in reductions(func)}
     stores = [op for op in func.body.ops if isinstance(op, Store)]
-    store = max(stores, key=lambda op: len(op_axes(op)))
+    store = max(stores, key=lambda op: len(op.nest))
     axes = [a for s in store.subs if isinstance(s, Expr) for a in by_stride(s)]
-    return [a for a in dict.fromkeys((*axes, *op_axes(store))) if a not in folded]
+    return [a for a in dict.fromkeys((*axes, *store.nest)) if a not in folded]
 
 
 def _digits(one: list[tuple[str, Expr]], two: list[tuple[str, Expr]]) -> Iterator[Digit]:

@@ -19,7 +19,7 @@ from rung.core.ops import Const, Sub
 from rung.core.rewrite import renamed
 from rung.core.types import dtype_of
 from rung.loop.emit import Copier, Declined, Emitter, rebuilt, renaming, shape
-from rung.loop.ir import Fold, Load, Store, extents_of, op_axes, reductions
+from rung.loop.ir import Fold, Load, Store, extents_of, reductions
 from rung.loop.normalize import split_axes
 
 
@@ -273,8 +273,8 @@ def _same_load(func: Func) -> dict[str, str] | None:
     if not groups:
         return None
     folded = {op.axis for op in reductions(func)}
-    nests = [set(op_axes(op)) for op in func.body.ops]
-    stored = {a for op in func.body.ops if isinstance(op, Store) for a in op_axes(op)}
+    nests = [set(op.nest) for op in func.body.ops]
+    stored = {a for op in func.body.ops if isinstance(op, Store) for a in op.nest}
     for loads in groups.values():
         for n, one in enumerate(loads):
             for two in loads[:n]:

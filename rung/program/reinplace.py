@@ -20,7 +20,7 @@ from rung.core.cost import behind
 from rung.core.op import Effect, Func, Op, Value, walk
 from rung.core.rewrite import substitute
 from rung.core.types import INDEX, axes_of, shape_of
-from rung.loop.ir import Fold, Load, Store, op_axes
+from rung.loop.ir import Fold, Load, Store
 from rung.program.ir import (
     Apply,
     Call,
@@ -116,7 +116,7 @@ class _Work:
         same = len(stores) == 1 and all(op.subs == stores[0].subs and not op.mask for op in loads)
         if not same:
             return "read and written at different indices"
-        axes = set(op_axes(stores[0]))
+        axes = set(stores[0].nest)
         for op in kernel.body.ops:
             if isinstance(op, Fold) and op.axis in axes:
                 return "a fold reads what other steps write"

@@ -19,7 +19,7 @@ from rung.loop import ir as loop
 from rung.tile.legality import is_legal
 from rung.tile.mapping import AxisLine, Carry, Place
 from rung.tile.mapping import Mapping as TileMapping
-from rung.tile.price import known, nest_of
+from rung.tile.price import known
 
 # Register tiles (rows, vectors): for 32 and 16 registers, and where the reduced axis is vectorised.
 WIDE = ((14, 2), (8, 3), (6, 4), (4, 4), (7, 2), (4, 3), (2, 8), (2, 4), (1, 8), (1, 4), (1, 1))
@@ -44,7 +44,7 @@ class Shape:
 
     @property
     def points(self) -> int:
-        return max((_product(self.sizes, nest_of(op)) for op in self.kernel.body.ops),
+        return max((_product(self.sizes, op.nest) for op in self.kernel.body.ops),
                    default=1)
 
 
@@ -68,11 +68,11 @@ def candidates(kernel: Func, machine: Machine, hints: Mapping[str, int]
 def _shape(kernel: Func, hints: Mapping[str, int]) -> Shape:
     sizes = {a: max(1, known(e, hints)) for a, e in loop.extents_of(kernel).items()}
     ops = kernel.body.ops
-    stored = [a for op in ops if isinstance(op, loop.Store) for a in nest_of(op)]
+    stored = [a for op in ops if isinstance(op, loop.Store) for a in op.nest]
     scanned = [op.axis for op in loop.folds(kernel) if op.prefix]
     scanned += [a for op in ops if isinstance(op, loop.Store) for a in op.clashing]
     folded = [*scanned, *(op.axis for op in loop.reductions(kernel))]
-    main = max(loop.contractions(kernel), key=lambda op: _product(sizes, nest_of(op)), default=None)
+    main = max(loop.contractions(kernel), key=lambda op: _product(sizes, op.nest), default=None)
     return Shape(kernel, sizes, tuple(dict.fromkeys(stored)), tuple(dict.fromkeys(folded)), main,
                  frozenset(scanned))
 
@@ -89,7 +89,7 @@ def _vector_sets(shape: Shape, machine: Machine) -> Iterator[dict[str, int]]:
     """Sets of axes to vectorise, with their lanes: greedy by weight, and with each axis first."""
     weights = _weights(shape)
     ranked = sorted((a for a in weights if shape.sizes[a] > 1), key=lambda a: -weights[a])
-    nests = [set(nest_of(op)) for op in shape.kernel.body.ops]
+    nests = [set(op.nest) for op in shape.kernel.body.ops]
     seen = set()
     for first in ranked[:2] or [""]:
         chosen: list[str] = []
@@ -107,7 +107,7 @@ def _lanes(kernel: Func, axis: str, machine: Machine) -> int:
     wider vectors in memory. Positions that are converted or compared with 0 are made narrow."""
     readers = uses(kernel.body)
     widest = max((dtype_of(v.type).bytes for op in kernel.body.ops for v in op.results
-                  if axis in nest_of(op) and not (isinstance(op, IndexValue) and all(
+                  if axis in op.nest and not (isinstance(op, IndexValue) and all(
                       isinstance(x, Cast) or (isinstance(x, Map) and x.fn == "ge")
                       for x in readers.get(v, ())))), default=4)
     return max(1, machine.lanes * 4 // max(widest, 4))
@@ -118,8 +118,8 @@ def _weights(shape: Shape) -> dict[str, float]:
     weights: dict[str, float] = {}
     for op in shape.kernel.body.ops:
         if isinstance(op, loop.Load | loop.Store):
-            box = _product(shape.sizes, nest_of(op))
-            for axis in nest_of(op):
+            box = _product(shape.sizes, op.nest)
+            for axis in op.nest:
                 if loop.stride(op, axis) == 1 and axis not in shape.scanned:
                     bonus = 1.2 if axis in shape.free else 1.0
                     weights[axis] = weights.get(axis, 0) + box * bonus
@@ -139,7 +139,7 @@ def _axis_lines(shape: Shape, vectors: dict[str, int], machine: Machine
 
 def _few_rows(shape: Shape, vectors: dict[str, int]) -> bool:
     """Whether no contraction needs a register tile of several rows."""
-    rows = nest_of(shape.main) if shape.main else ()
+    rows = shape.main.nest if shape.main else ()
     return all(shape.sizes[a] <= 2 for a in rows if a not in vectors and a != (
         shape.main.axis if shape.main else ""))
 
@@ -152,7 +152,7 @@ def _orders(shape: Shape, vectors: dict[str, int]) -> Iterator[list[str]]:
     yield [*outer, *inner]
     if shape.main is not None and len(outer) > 1:
         yield [*outer[::-1], *inner]
-    scans = [set(nest_of(op)) for op in loop.folds(shape.kernel) if op.prefix]
+    scans = [set(op.nest) for op in loop.folds(shape.kernel) if op.prefix]
     if repeated := [a for a in outer if any(a not in axes for axes in scans)]:
         yield [a for a in (*outer, *inner) if a not in repeated] + repeated
 
@@ -165,12 +165,12 @@ def _tiles(shape: Shape, vectors: dict[str, int], machine: Machine) -> Iterator[
         for first in (list(vectors) or rows)[:1]:
             yield from ({first: n} for n in (2, 4) if _fits(shape, first, vectors, n))
         return
-    free = [a for a in nest_of(shape.main) if a != shape.main.axis]
+    free = [a for a in shape.main.nest if a != shape.main.axis]
     free.sort(key=lambda a: -shape.sizes[a])
     wide = [a for a in free if a in vectors]
     rows = [a for a in free if a not in vectors]
     table = WIDE if machine.registers > 16 else NARROW
-    together = sum(set(nest_of(op)) == set(nest_of(shape.main))
+    together = sum(set(op.nest) == set(shape.main.nest)
                    for op in loop.contractions(shape.kernel))
     for down, across in table if wide else REDUCED:
         if down * across * together > machine.registers - 3 and together > 1:
@@ -206,7 +206,7 @@ def _shares(shape: Shape, machine: Machine) -> Iterator[tuple[str | None, int]]:
     able = [a for a in shape.free if a not in shape.reduced and shape.sizes[a] > 1]
     folds = loop.reductions(shape.kernel)
     stores = [op for op in shape.kernel.body.ops if isinstance(op, loop.Store)]
-    nests = [set(nest_of(op)) for op in (*folds, *stores)]
+    nests = [set(op.nest) for op in (*folds, *stores)]
     best = [a for a in able if all(a in n for n in nests)] or able
     cores, rates = machine.cores, machine.rates
     least = max(SHARE, rates.fork * rates.flops["f32"] / 2)  # an FMA a point

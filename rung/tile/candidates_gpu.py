@@ -81,8 +81,8 @@ def _tiles(kernel: Func, hints: Mapping[str, int]) -> Iterator[Draft]:
             splits[col] = (("grid", None), ("thread", 64 if small else 16), ("reg", r))
             splits[op.axis] = (("pipe", None), ("unroll", 16 if r == 4 else 32))
             buffers = sorted({x.buf.name for x in kernel.body.ops if isinstance(x, loop.Load)
-                              and len(set(loop.op_axes(x)) - {op.axis}) > 0
-                              and op.axis in loop.op_axes(x)})
+                              and len(set(x.nest) - {op.axis}) > 0
+                              and op.axis in x.nest})
             for ring in (2, 3):
                 place = tile.Place(tuple(buffers), "shared", op.axis, "pipe", None, 1, ring,
                                    "cp.async")

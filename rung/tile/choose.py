@@ -20,7 +20,7 @@ from rung.tile import legality
 from rung.tile import mapping as tile
 from rung.tile.atoms import Library, Matmul, match_matmul
 from rung.tile.complete import with_values
-from rung.tile.price import Price, known, nest_of, price
+from rung.tile.price import Price, known, price
 from rung.tile.to_kernel import to_kernel
 
 Candidates = Callable[[Func, Machine, Mapping[str, int]], Iterable[tile.Mapping]]
@@ -113,15 +113,15 @@ def _contracting(kernel: Func, machine: Machine, hints: Mapping[str, int]) -> fl
     sizes = {a: max(1, known(e, hints)) for a, e in loop.extents_of(kernel).items()}
     total = 0.0
     for op in loop.contractions(kernel):
-        free = sorted((sizes[a] for a in loop.op_axes(op) if a != op.axis), reverse=True)
+        free = sorted((sizes[a] for a in op.nest if a != op.axis), reverse=True)
         if len(free) < 2 or free[1] < ROWS:
             continue  # bound by memory
         made = {r: x for x in kernel.body.ops for r in x.results}
         loads = [x for v in op.args for x in _loads(v, made)]
-        along = any(loop.stride(x, a) == 1 for x in loads for a in nest_of(x) if a != op.axis)
+        along = any(loop.stride(x, a) == 1 for x in loads for a in x.nest if a != op.axis)
         share = (0.7 if along else 0.45) * (0.6 if any(
             dtype_of(x.buf.type) != F32 for x in loads) else 1.0)
-        total += 2.0 * prod(sizes[a] for a in loop.op_axes(op)) / share
+        total += 2.0 * prod(sizes[a] for a in op.nest) / share
         for value, other in (op.args, op.args[::-1]):
             axes = axes_of(value.type)
             rows = prod(sizes[a] for a in axes if a not in axes_of(other.type))

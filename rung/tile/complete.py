@@ -122,7 +122,7 @@ def _block(nest: Nest, split: Split) -> Callable[[str], int | None]:
 
 def vector_sets(kernel: Func, axes: Sequence[str]) -> Iterator[tuple[str, ...]]:
     """Sets of axes of which no op has two, each grown from another axis first."""
-    together = [set(loop.op_axes(op)) for op in kernel.body.ops]
+    together = [set(op.nest) for op in kernel.body.ops]
     seen = set()
     for first in axes:
         chosen = [first]
@@ -138,7 +138,7 @@ def free_axes(kernel: Func) -> list[str]:
     """Axes of stores that no fold runs over, in the order of their subscripts."""
     stores = [op for op in kernel.body.ops if isinstance(op, loop.Store)]
     folded = set(folded_axes(kernel))
-    return [a for a in dict.fromkeys(a for op in stores for a in loop.op_axes(op))
+    return [a for a in dict.fromkeys(a for op in stores for a in op.nest)
             if a not in folded]
 
 
@@ -152,7 +152,7 @@ def folded_axes(kernel: Func) -> list[str]:
 def late_axes(kernel: Func) -> list[str]:
     """Free axes that some fold knows nothing of: a loop over them repeats that fold."""
     folds = loop.reductions(kernel)
-    return [a for a in free_axes(kernel) if not all(a in loop.op_axes(op) for op in folds)]
+    return [a for a in free_axes(kernel) if not all(a in op.nest for op in folds)]
 
 
 def contractions(kernel: Func) -> list[tuple[loop.Fold, tuple[str, ...], tuple[str, ...]]]:

@@ -281,7 +281,7 @@ class Leaf:
         return None
 
     def _write(self, op: loop.Store, value: Value, scope: Scope) -> None:
-        once = self._once(loop.op_axes(op), (GRID, THREAD))
+        once = self._once(op.nest, (GRID, THREAD))
         a = self._access(op.subs, op.mask, scope, self.tiles.get(op), once)
         buf = self.tiles[op].array if op in self.tiles else op.buf
         if op.combine in MONOIDS:

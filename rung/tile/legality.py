@@ -149,7 +149,7 @@ class _Check:
 
     def vectors(self) -> None:
         for op in self.ops:
-            wide = [a for a in loop.op_axes(op) if self.lanes(a) > 1]
+            wide = [a for a in op.nest if self.lanes(a) > 1]
             if len(wide) > 1:
                 name = op.results[0].name if op.results else "a store"
                 refuse(f"{name} varies over two vectorised axes, {' and '.join(wide)}")
@@ -184,7 +184,7 @@ class _Check:
         for op in self.ops if self.machine.threaded else ():
             if isinstance(op, loop.Store):
                 for s in self.nest.launch:
-                    if s.kind == GRID and s.axis not in loop.op_axes(op) and self.trips(s) > 1:
+                    if s.kind == GRID and s.axis not in op.nest and self.trips(s) > 1:
                         refuse(f"every block of {s.axis} would store {op.buf.name} again")
 
     # ---- places

@@ -118,14 +118,14 @@ class _Pricing:
     # ---- operations
     def _shared(self, op: Op) -> bool:
         """Whether some parallel loop is around a statement or an access."""
-        return bool(self.parallel.intersection(nest_of(op))) or self._around(op) > 0
+        return bool(self.parallel.intersection(op.nest)) or self._around(op) > 0
 
     def _spill(self) -> float:
         """How much slower the work is when accumulators and operands exceed the registers."""
         used: dict[frozenset[str], float] = {}
         for op in self.kernel.body.ops:
             if isinstance(op, loop.Fold):
-                axes = nest_of(op)
+                axes = op.nest
                 here = frozenset(axes)
                 states = len(op.results)
                 used[here] = used.get(here, 0) + states * self._vectors(axes) * self._width(
@@ -135,7 +135,7 @@ class _Pricing:
 
     def _statement(self, op: Op, needs: tuple[Op, ...]) -> float:
         """Vector operations of one statement over its whole nest."""
-        axes, around = nest_of(op), self._around(op)
+        axes, around = op.nest, self._around(op)
         steps = prod(trips for n, (s, trips) in enumerate(
             zip(self.nest.loops, self.trips, strict=True)) if s.axis in axes or n < around)
         inside = sum(map(self._leaf, needs))
@@ -158,7 +158,7 @@ class _Pricing:
 
     def _values(self, op: Op) -> float:
         """Vector operations of a map or load at a leaf."""
-        count = self._vectors(nest_of(op))
+        count = self._vectors(op.nest)
         match op:
             case loop.Load():
                 return count * self._access(op)
@@ -176,8 +176,8 @@ class _Pricing:
 
     def _access(self, op: loop.Load | loop.Store) -> float:
         """Cost of one load or store: scattered lanes go one by one."""
-        wide = [a for a in nest_of(op) if self.lanes[a] > 1]
-        if self.threads and self.threads[-1].axis in nest_of(op):  # neighbours read together
+        wide = [a for a in op.nest if self.lanes[a] > 1]
+        if self.threads and self.threads[-1].axis in op.nest:  # neighbours read together
             return 0.7 if loop.stride(op, self.threads[-1].axis) == 1 else 8.0
         if not wide:
             return 0.5
@@ -188,7 +188,7 @@ class _Pricing:
         return self.lanes[wide[0]] * (8.0 if far else 1.5)
 
     def _own(self, op: Op) -> float:
-        count = self._vectors(nest_of(op))
+        count = self._vectors(op.nest)
         if isinstance(op, loop.Store):
             return count * self._access(op) * (2 if op.combine else 1)
         if isinstance(op, loop.Fold) and op.product:
@@ -202,7 +202,7 @@ class _Pricing:
         """Cost of a state that waits in an array from step to step: where loops over free axes
         run inside of the one over the axis that is folded."""
         last = max((n for n, s in enumerate(self.nest.loops) if s.axis == op.axis), default=0)
-        free = tuple(a for a in nest_of(op) if a != op.axis)
+        free = tuple(a for a in op.nest if a != op.axis)
         inside = any(s.axis in free for s in self.nest.loops[last + 1:])
         return 1.2 * len(op.results) * self._vectors(free) if inside and not self.threads else 0.0
 
@@ -235,7 +235,7 @@ class _Pricing:
         waits = {self.mapping.carried(r.name): op.axis for op in loop.folds(self.kernel)
                  for r in op.results}
         for op, needs in self.statements:
-            axes, outer = nest_of(op), self._around(op)
+            axes, outer = op.nest, self._around(op)
             carried = waits.get(op.buf.name) if isinstance(op, loop.Store) else None
             here = {n for n, s in enumerate(self.nest.loops)
                     if s.axis in axes or n < outer or (s.axis == carried and not s.innermost)}
@@ -245,18 +245,18 @@ class _Pricing:
 
     def _again(self, op: loop.Load | loop.Store, around: set[int], depth: int) -> int:
         """How often the loops outside of `depth` bring what an access touches inside of it."""
-        axes, outer = nest_of(op), depth
+        axes, outer = op.nest, depth
         while outer and self.nest.loops[outer - 1].axis not in axes:
             outer -= 1
         return prod(self.trips[n] for n in range(outer) if n in around)
 
     def _bytes(self, op: loop.Load | loop.Store, depth: int) -> float:
         covered = self.covered[depth]
-        return dtype_of(op.buf.type).bytes * prod(covered[a] for a in nest_of(op))
+        return dtype_of(op.buf.type).bytes * prod(covered[a] for a in op.nest)
 
     def _derate(self, op: loop.Load | loop.Store) -> float:
         """Short contiguous runs waste bandwidth: prefetchers and pages follow long ones."""
-        axes = nest_of(op)
+        axes = op.nest
         run = next((a for a in axes if loop.stride(op, a) == 1), None)
         if run is None:
             return 4.0 if axes else 1.0
@@ -299,9 +299,3 @@ def _needs(op: Op, statements: set[Op], made: Mapping[Value, Op]) -> tuple[Op, .
             seen[inner] = None
             todo += inner.operands()
     return tuple(seen)
-
-
-@lru_cache(1 << 14)
-def nest_of(op: Op) -> tuple[str, ...]:
-    """`loop.op_axes`, remembered: every candidate asks again."""
-    return loop.op_axes(op)

@@ -381,7 +381,7 @@ def statements(kernel: Func, mapping: tile.Mapping, nest: Nest) -> list[Stmt]:
         seen += (op,) if isinstance(op, loop.Load) else ()
         kind = _kind(op, mapping)
         if kind:
-            stmt = Stmt(kind, op, frozenset(loop.op_axes(op)), needs, loads=seen,
+            stmt = Stmt(kind, op, frozenset(op.nest), needs, loads=seen,
                         within=_around(op, mapping, nest))
             out.append(stmt)
             made.update(dict.fromkeys(op.results, stmt))
