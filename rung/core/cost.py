@@ -9,7 +9,7 @@ kernel with too few independent points leaves cores idle.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, prod
 from weakref import WeakKeyDictionary
@@ -197,15 +197,13 @@ def _serial(ops: Sequence[Op]) -> set[str]:
     return scans & inner
 
 
-
-
-def behind(op: Op, made: Mapping[Value, Op]) -> list[Op]:
-    """All ops that `op` needs, each once."""
+def behind(op: Op, made: Mapping[Value, Op], until: Collection[Op] = ()) -> list[Op]:
+    """All ops that `op` needs, each once, but for those of `until` and what is behind them."""
     found: dict[int, Op] = {}
     stack = list(op.operands())
     while stack:
         inner = made.get(stack.pop())
-        if inner is not None and id(inner) not in found:
+        if inner is not None and id(inner) not in found and inner not in until:
             found[id(inner)] = inner
             stack += inner.operands()
     return list(found.values())

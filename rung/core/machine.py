@@ -77,9 +77,14 @@ class Machine:
         return any(x.kind == THREAD for x in self.levels)
 
     @property
+    def scratchpad(self) -> bool:
+        """Whether nothing is read or written but in a memory that a mover fills."""
+        return any(s.explicit for s in self.spaces)
+
+    @property
     def masked(self) -> bool:
         """Whether a ragged block is one more step under a mask instead of code of its own."""
-        return self.threaded or any(s.explicit for s in self.spaces)
+        return self.threaded or self.scratchpad
 
     def level(self, name: str) -> Level | None:
         return next((x for x in self.levels if x.name == name), None)

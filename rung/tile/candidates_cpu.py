@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import prod
 
 from rung.core.machine import Machine
-from rung.core.op import Func, Op, Value, uses
+from rung.core.op import Func, Value, uses
 from rung.core.ops import Cast, IndexValue, Map
 from rung.core.scalar import SCALARS
 from rung.core.types import axes_of, dtype_of
@@ -20,6 +20,7 @@ from rung.tile.legality import is_legal
 from rung.tile.mapping import AxisLine, Carry, Place
 from rung.tile.mapping import Mapping as TileMapping
 from rung.tile.price import known
+from rung.tile.stmt import facts_of
 
 # Register tiles (rows, vectors): for 32 and 16 registers, and where the reduced axis is vectorised.
 WIDE = ((14, 2), (8, 3), (6, 4), (4, 4), (7, 2), (4, 3), (2, 8), (2, 4), (1, 8), (1, 4), (1, 1))
@@ -301,22 +302,6 @@ def _place(shape: Shape, value: Value, lines: tuple[AxisLine, ...]) -> Place | N
     return Place((value.name,), space, first.axis, first.splits[0][0])
 
 
-def _is_stmt(op: Op) -> bool:
-    return isinstance(op, loop.Fold | loop.Store)
-
-
-def _behind(kernel: Func) -> dict[Op, set[Value]]:
-    """For each statement the folds that it reads through maps."""
-    through: dict[Value, set[Value]] = {}
-    out: dict[Op, set[Value]] = {}
-    for op in kernel.body.ops:
-        reads = {v for x in op.operands() for v in through.get(x, set())}
-        out[op] = reads
-        for r in op.results:
-            through[r] = {r} if _is_stmt(op) else reads
-    return out
-
-
 def _costly(shape: Shape) -> list[Value]:
     """Expensive maps with several readers."""
     counts: dict[Value, int] = {}
@@ -349,9 +334,11 @@ def _blocked(shape: Shape, base: TileMapping) -> Iterator[TileMapping]:
 def _carrying(kernel: Func, main: loop.Fold) -> loop.Store | None:
     """A store whose buffer can hold the contraction's state, if only stores read that, and no
     other fold: one is not finished in every outer step. Best is the store of the state itself."""
-    behind = _behind(kernel)
-    readers = [op for op in kernel.body.ops if _is_stmt(op) and main.result in behind[op]]
-    stores = [op for op in readers if isinstance(op, loop.Store) and behind[op] == {main.result}]
+    facts = facts_of(kernel.body, frozenset())
+    state = next(n for n, fact in enumerate(facts) if fact.op is main)
+    readers = [fact for fact in facts if state in fact.needs]
+    stores = [fact.op for fact in readers
+              if isinstance(fact.op, loop.Store) and fact.needs == (state,)]
     able = [op for op in stores if op.buf in kernel.outs and dtype_of(op.buf.type) == main.acc]
     able.sort(key=lambda op: op.value is not main.result)
     return able[0] if able and len(stores) == len(readers) else None

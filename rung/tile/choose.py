@@ -60,8 +60,8 @@ def choose(kernel: Func, machine: Machine, candidates: Candidates,
     for cost, m in chain(tried, _completed(kernel, machine, [m for _, _, m in priced], sizes)):
         mapped = kernel.with_attr("mapping", m)
         try:
-            legality.check(kernel, m, machine)
-            return Choice(mapped, to_kernel(mapped, machine), cost)
+            tree = legality.check(kernel, m, machine)
+            return Choice(mapped, to_kernel(mapped, machine, tree), cost)
         except (MappingError, LoweringError) as error:
             reasons.append(str(error))
             trace.emit("declined", "choose", kernel.name, f"{error}\n{m}")

@@ -6,20 +6,20 @@ place is possible; whether the result is legal is for `legality.check` to say.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from math import prod
 
 from rung.core.errors import MappingError
-from rung.core.machine import GRID, Machine
+from rung.core.machine import GRID, THREAD, Machine
 from rung.core.op import Func, Value
 from rung.core.types import axes_of, dtype_of
 from rung.loop import ir as loop
 from rung.tile import mapping as tile
+from rung.tile.box import tile_form
 from rung.tile.nest import Nest, Split
-from rung.tile.route import find_route
-from rung.tile.stage import Access, tile_form
-from rung.tile.to_kernel import Stmt
+from rung.tile.stmt import Access, Stmt
+from rung.tile.tree import Tree
 
 SHARE = 4  # 1/SHARE of the scratchpad is the most that one tile takes at first
 
@@ -28,18 +28,17 @@ def with_values(kernel: Func, mapping: tile.Mapping, machine: Machine, space: st
                 ) -> tile.Mapping | None:
     """The mapping with a place for each value that a later loop reads."""
     for _ in range(8):
-        nest = Nest(loop.extents_of(kernel), mapping, machine)
-        stmts, route = find_route(kernel, mapping, nest)
-        lost = next(((q, s) for s in stmts for q in s.needs if not route.visible(q, s)
-                     and mapping.placed(q.op.results[0].name) is None), None)
+        tree = Tree(kernel, mapping, machine)
+        lost = next((q for s in tree.stmts for q in s.needs
+                     if not tree.visible(q, s) and mapping.placed(q.name) is None), None)
         if lost is None:
             return mapping
-        q = lost[0]
-        loops = [s for s in route.shared([q, *(s for s in stmts if q in s.needs)]) if _home(s)]
-        loops = loops or _teams(nest, q.op.results[0])
+        readers = [s for s in tree.stmts if lost in s.needs]
+        loops = [s for s in tree.shared([lost, *readers]) if s.kind != THREAD]
+        loops = loops or _teams(tree.nest, lost.op.results[0])
         if not loops:
             return None
-        place = tile.Place((q.op.results[0].name,), space, loops[-1].axis, loops[-1].level)
+        place = tile.Place((lost.name,), space, loops[-1].axis, loops[-1].level)
         mapping = replace(mapping, places=(*mapping.places, place))
     return None
 
@@ -52,29 +51,16 @@ def _teams(nest: Nest, value: Value) -> list[Split]:
     return list(first) if fit else []
 
 
-def _home(split: Split) -> bool:
-    return split.kind != "thread"
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The loops at which a buffer can stand, outermost first, with its bytes at each."""
-
-    name: str
-    loops: tuple[tuple[Split, int, bool], ...]  # whether a ring may hold it
-
-
 def with_buffers(kernel: Func, mapping: tile.Mapping, machine: Machine, space: str, ring: int
                  ) -> tile.Mapping | None:
     """The mapping with all buffers in a scratchpad: each as far out as its tile is small enough."""
-    nest = Nest(loop.extents_of(kernel), mapping, machine)
-    stmts, route = find_route(kernel, mapping, nest)
+    tree = Tree(kernel, mapping, machine)
     capacity = machine.space(space)
     if capacity is None:
         return None
     places = []
-    for name, uses in _uses(stmts).items():
-        loops = list(_loops(nest, [op for op, _ in uses], route.around([s for _, s in uses])))
+    for name, uses in _uses(tree.stmts).items():
+        loops = list(_loops(tree.nest, [op for op, _ in uses], tree.around([s for _, s in uses])))
         small = [x for x in loops if x[1] * (ring if x[2] else 1) <= capacity.bytes // SHARE]
         chosen = small[0] if small else min(loops, key=lambda x: x[1], default=None)
         if chosen is None:
@@ -97,27 +83,21 @@ def merged(places: Sequence[tile.Place]) -> Iterator[tile.Place]:
 def _uses(stmts: Sequence[Stmt]) -> dict[str, list[tuple[Access, Stmt]]]:
     found: dict[str, list[tuple[Access, Stmt]]] = {}
     for s in stmts:
-        for op in (*s.loads, s.op):
-            if isinstance(op, loop.Load | loop.Store):
-                found.setdefault(op.buf.name, []).append((op, s))
+        for op in s.accesses:
+            found.setdefault(op.buf.name, []).append((op, s))
     return found
 
 
 def _loops(nest: Nest, uses: Sequence[Access], around: Sequence[Split]
            ) -> Iterator[tuple[Split, int, bool]]:
     for split in around:
-        block = _block(nest, split)
         try:
-            forms = {(type(op), tile_form(op, block, nest)) for op in uses}
+            forms = {(type(op), tile_form(op, split, nest)) for op in uses}
         except MappingError:
             continue
         follows = any(isinstance(s, Value) for op in uses for s in op.subs)
         size = sum(prod(form.box) for _, form in forms)
         yield split, size * dtype_of(uses[0].buf.type).bytes, not follows
-
-
-def _block(nest: Nest, split: Split) -> Callable[[str], int | None]:
-    return lambda axis: nest.block_at(axis, split)
 
 
 def vector_sets(kernel: Func, axes: Sequence[str]) -> Iterator[tuple[str, ...]]:

@@ -17,10 +17,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
-from rung.core.errors import ParseError
+from rung.core.errors import MappingError, ParseError
 from rung.core.op import Func
+
+
+def refuse(reason: str) -> NoReturn:
+    """Raise MappingError: the machine cannot run a mapping, for this reason."""
+    raise MappingError(f"illegal: {reason}")
 
 
 @dataclass(frozen=True)
@@ -48,8 +53,13 @@ class Place:
     ring: int = 1
     mover: str = ""
 
+    @property
+    def loop(self) -> str:
+        """The name of the loop that it stands at: AXIS.LEVEL."""
+        return f"{self.axis}.{self.level}"
+
     def __str__(self) -> str:
-        text = f"place {', '.join(self.values)} in {self.space} at {self.axis}.{self.level}"
+        text = f"place {', '.join(self.values)} in {self.space} at {self.loop}"
         text += f" as panel({self.panel[0]} {self.panel[1]})" if self.panel else ""
         text += f" pad {self.pad}" if self.pad else ""
         text += f" ring {self.ring}" if self.ring > 1 else ""
@@ -179,9 +189,6 @@ class Mapping:
 
     def axis(self, name: str) -> AxisLine | None:
         return next((x for x in self.axes if x.axis == name), None)
-
-    def carried(self, fold: str) -> str | None:
-        return next((c.buffer for c in self.carries if c.fold == fold), None)
 
     def ahead(self, place: Place) -> int:
         """How many steps before its use a tile is asked for: as many as the ring has room for,

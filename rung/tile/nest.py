@@ -1,4 +1,4 @@
-"""The loop nest of a mapping: splits with their steps, and where an axis stands inside it.
+"""The splits of a mapping: the levels of each axis with their steps, and where it stands in them.
 
 An axis of extent N with innermost block s has full blocks up to `N//s*s` and at most one ragged
 block after them. Its loops are capped there and the ragged block is emitted once, or, on machines
@@ -8,11 +8,10 @@ part of each position, wherever it stands in its axis line.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
-from rung.core.errors import MappingError
 from rung.core.expr import Expr, sym
 from rung.core.machine import GRID, SEQ, THREAD, UNROLL, VECTOR, Level, Machine
 from rung.core.text import LANE
@@ -21,7 +20,7 @@ from rung.tile import mapping as tile
 LOOPS = (GRID, SEQ)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Split:
     """One level of one axis: `size` steps (None: what is left) of `step` elements each."""
 
@@ -33,6 +32,10 @@ class Split:
     step: int
     var: str = ""
     innermost: bool = False  # the last split of its axis that is a loop
+
+    @property
+    def name(self) -> str:
+        return f"{self.axis}.{self.level}"
 
 
 @dataclass(frozen=True)
@@ -80,9 +83,9 @@ class Nest:
                                   for a in extents if a not in known)]
         for number, line in enumerate(lines):
             if line.axis not in extents:
-                raise MappingError(f"illegal: the kernel has no axis {line.axis}")
+                tile.refuse(f"the kernel has no axis {line.axis}")
             if line.axis in self.splits:
-                raise MappingError(f"illegal: two lines for axis {line.axis}")
+                tile.refuse(f"two lines for axis {line.axis}")
             self.splits[line.axis] = self._axis(line, number)
         splits = sorted(self.all(), key=lambda s: s.order)
         first = (GRID, THREAD) if machine.threaded else ()
@@ -107,14 +110,14 @@ class Nest:
             out.append(Split(line.axis, level.name, level.kind, order, sizes[n], step))
         ranks = [s.order[0] for s in out if s.kind != THREAD]
         if ranks != sorted(ranks):
-            raise MappingError(f"illegal: the levels of {line.axis} do not nest outer to inner")
+            tile.refuse(f"the levels of {line.axis} do not nest outer to inner")
         return self._named(out)
 
     def _level(self, name: str) -> Level:
         level = self.machine.level(name)
         if level is None:
             known = ", ".join(x.name for x in self.machine.levels)
-            raise MappingError(f"illegal: {self.machine.name} has no level {name}, only {known}")
+            tile.refuse(f"{self.machine.name} has no level {name}, only {known}")
         return level
 
     def _sizes(self, line: tile.AxisLine, levels: list[Level]) -> list[int | None]:
@@ -123,18 +126,17 @@ class Nest:
         extent = self.extents[line.axis].const_value
         stars = [n for n, s in enumerate(sizes) if s is None]
         if len(stars) > 1:
-            raise MappingError(f"illegal: two * on axis {line.axis}")
+            tile.refuse(f"two * on axis {line.axis}")
         if any(s is not None and s < 1 for s in sizes):
-            raise MappingError(f"illegal: a size of {line.axis} is not positive")
+            tile.refuse(f"a size of {line.axis} is not positive")
         rest = prod(s for s in sizes if s is not None)
         if stars and (stars[0] > 0 or levels[0].kind not in LOOPS):
             if extent is None:
-                raise MappingError(f"illegal: only the first loop of {line.axis} can be *, "
-                                   f"its extent is symbolic")
+                tile.refuse(f"only the first loop of {line.axis} can be *, its extent is symbolic")
             sizes[stars[0]] = max(1, -(-extent // rest))
         if not stars and (extent is None or rest < extent):
-            raise MappingError(f"illegal: {line.axis} has {self.extents[line.axis]} elements, "
-                               f"the sizes cover {rest}")
+            tile.refuse(f"{line.axis} has {self.extents[line.axis]} elements, "
+                        f"the sizes cover {rest}")
         return sizes
 
     @staticmethod
@@ -150,6 +152,30 @@ class Nest:
             named[id(s)] = replace(s, var=f"{s.axis}t{n or ''}")
         return [named.get(id(s), s) for s in splits]
 
+    def at(self, place: tile.Place) -> Split:
+        """The loop that a place stands at. Raises MappingError when the mapping has none."""
+        for split in self.splits.get(place.axis, ()):
+            if split.level == place.level and split.var:
+                return split
+        tile.refuse(f"there is no loop {place.loop}")
+
+    def count(self, axis: str, kind: str) -> int:
+        """Steps of an axis on all levels of a kind: its lanes, its copies, its threads."""
+        return prod(s.size or 1 for s in self.splits[axis] if s.kind == kind)
+
+    def steps(self, split: Split) -> int | None:
+        """Steps of a split, those of a ragged block included; None where they are symbolic."""
+        extent = self.extents[split.axis].const_value
+        return split.size or (None if extent is None else -(-extent // split.step))
+
+    def repeats(self, axes: Collection[str]) -> list[Split]:
+        """The launch loops whose steps all compute the same of a value over `axes`."""
+        return [s for s in self.launch if s.axis not in axes]
+
+    def inside(self, split: Split) -> set[str]:
+        """Axes with a loop that is this one or inside of it."""
+        return {s.axis for s in self.loops[self.loops.index(split):]}
+
     def unit(self, axis: str) -> int:
         """Elements of the innermost block of an axis: what one step of its last loop covers."""
         return prod(s.size or 1 for s in self.splits[axis] if s.kind not in LOOPS)
@@ -164,15 +190,19 @@ class Nest:
         splits = self.splits[split.axis]
         return any(s.kind == THREAD for s in splits[:splits.index(split)])
 
+    def outer(self, split: Split) -> Split | None:
+        """The loop over the same axis right outside of one."""
+        splits = self.splits[split.axis]
+        return next((s for s in reversed(splits[:splits.index(split)]) if s.kind in LOOPS), None)
+
     def uniform(self, split: Split) -> bool:
         """Whether a loop has the same number of steps each time that it runs."""
-        splits, extent = self.splits[split.axis], self.extents[split.axis].const_value
-        outer = [s for s in splits[:splits.index(split)] if s.kind in LOOPS]
+        outer, extent = self.outer(split), self.extents[split.axis].const_value
         if self.among_threads(split):
             return True
-        if not outer:
+        if outer is None:
             return split.size is None or extent is not None
-        return extent is not None and extent % outer[-1].step == 0
+        return extent is not None and extent % outer.step == 0
 
     def padded(self, axis: str) -> int | None:
         """The extent rounded up to whole innermost blocks; None where it is symbolic."""

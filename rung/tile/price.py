@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import pairwise
 from math import ceil, inf, prod
 
@@ -26,7 +25,9 @@ from rung.core.scalar import SCALARS
 from rung.core.types import axes_of, dtype_of
 from rung.loop import ir as loop
 from rung.tile import mapping as tile
-from rung.tile.nest import Nest
+from rung.tile.nest import Split
+from rung.tile.stmt import Stmt
+from rung.tile.tree import Tree
 
 LATENCY = 8.0  # vector operations that could start while one result is awaited
 ATOM = 16.0  # how many vector operations a matrix instruction replaces in the same time
@@ -59,94 +60,79 @@ def price(kernel: Func, mapping: tile.Mapping, machine: Machine,
 class _Pricing:
     def __init__(self, kernel: Func, mapping: tile.Mapping, machine: Machine,
                  hints: Mapping[str, int]):
-        self.kernel, self.mapping, self.machine = kernel, mapping, machine
-        extents = loop.extents_of(kernel)
-        self.sizes = {a: max(1, known(e, hints)) for a, e in extents.items()}
-        self.nest = Nest({a: Expr.of(n) for a, n in self.sizes.items()}, mapping, machine)
-        self.units: dict[str, int] = {}
-        self.lanes: dict[str, int] = {}
-        for axis, splits in self.nest.splits.items():
-            inner = [s for s in splits if s.kind in (UNROLL, VECTOR)]
-            self.lanes[axis] = prod(s.size or 1 for s in inner if s.kind == VECTOR)
-            count = prod(s.size or 1 for s in inner if s.kind == UNROLL)
-            self.units[axis] = min(count, ceil(self.sizes[axis] / self.lanes[axis]))
-        self.threads = [s for s in self.nest.all() if s.kind == THREAD]
-        self.parallel = {s.axis for s in self.nest.all() if s.kind == GRID}
-        self.used = {u.contraction for u in mapping.uses}
-        self.statements = _statements(kernel, frozenset(
-            v for p in mapping.places for v in p.values))
-        self.accesses = [op for op in kernel.body.ops if isinstance(op, loop.Load | loop.Store)]
-        self.trips = [self._trips(s.axis, s.step, s.size) for s in self.nest.loops]
+        self.sizes = {a: max(1, known(e, hints)) for a, e in loop.extents_of(kernel).items()}
+        self.tree = Tree(kernel, mapping, machine, {a: Expr.of(n) for a, n in self.sizes.items()})
+        self.nest = nest = self.tree.nest
+        self.lanes = {a: nest.count(a, VECTOR) for a in self.sizes}
+        self.units = {a: min(nest.count(a, UNROLL), ceil(n / self.lanes[a]))
+                      for a, n in self.sizes.items()}
+        self.threads = [s for s in nest.all() if s.kind == THREAD]
+        self.grid = [s for s in nest.all() if s.kind == GRID]
+        self.trips = [self._steps(s) for s in nest.loops]
         self.covered = [self.sizes]  # by depth: elements of each axis inside so many loops
-        for one in self.nest.loops:
+        for one in nest.loops:
             inside = min(self.sizes[one.axis], one.step)
             self.covered.append({**self.covered[-1], one.axis: inside})
         self.leaves: dict[Op, float] = {}
 
     def total(self) -> Price:
         cores, spill = self._cores(), self._spill()
-        costs = [(self._statement(op, needs), self._shared(op)) for op, needs in self.statements]
+        costs = [(self._statement(s), self._shared(s)) for s in self.tree.stmts]
         alone = sum(cost for cost, _ in costs) * spill
         spread = sum(cost / (cores if shared else 1) for cost, shared in costs) * spill
         compute = spread * self._slot() / self._busy()
         traffic = tuple(self._traffic(cores))
         seconds = max(compute, *(t for _, t in traffic)) + 0.3 * compute
-        rates = self.machine.rates
+        rates = self.nest.machine.rates
         start = rates.launch + (rates.fork if cores > 1 else 0.0)
         return Price(seconds + start, compute, traffic, alone / spread)
 
     def _slot(self) -> float:
         """Seconds of one vector operation at full throughput."""
-        return 2 * self.machine.lanes / self.machine.rates.flops["f32"]
+        machine = self.nest.machine
+        return 2 * machine.lanes / machine.rates.flops["f32"]
 
     def _cores(self) -> float:
-        steps = [min(self._trips(s.axis, s.step, s.size), ceil(self.sizes[s.axis] / s.step))
-                 for s in self.nest.all() if s.kind == GRID]
-        most = prod(steps) if steps else 1
-        cores = self.machine.cores
+        most = prod(min(self._steps(s), ceil(self.sizes[s.axis] / s.step)) for s in self.grid)
+        cores = self.nest.machine.cores
         return most / ceil(most / cores) if most > 1 else 1
 
     def _busy(self) -> float:
         """How much of a core its threads keep busy: all of it from 256 on, which hide latency."""
         if not self.threads:
             return 1.0
-        return min(1.0, prod(self._trips(s.axis, s.step, s.size) for s in self.threads) / 256)
+        return min(1.0, prod(map(self._steps, self.threads)) / 256)
 
-    def _trips(self, axis: str, step: int, size: int | None) -> int:
-        return size if size is not None else ceil(self.sizes[axis] / step)
+    def _steps(self, split: Split) -> int:
+        return self.nest.steps(split) or 1
 
     # ---- operations
-    def _shared(self, op: Op) -> bool:
-        """Whether some parallel loop is around a statement or an access."""
-        return bool(self.parallel.intersection(op.nest)) or self._around(op) > 0
+    def _shared(self, s: Stmt) -> bool:
+        """Whether some parallel loop is around a statement."""
+        return bool(s.within) or any(g.axis in s.axes for g in self.grid)
 
     def _spill(self) -> float:
         """How much slower the work is when accumulators and operands exceed the registers."""
         used: dict[frozenset[str], float] = {}
-        for op in self.kernel.body.ops:
-            if isinstance(op, loop.Fold):
-                axes = op.nest
-                here = frozenset(axes)
-                states = len(op.results)
-                used[here] = used.get(here, 0) + states * self._vectors(axes) * self._width(
-                    op.results[0])
-        excess = max(used.values(), default=0) + 3 - self.machine.registers
-        return 1 + 4 * max(0.0, excess) / self.machine.registers
+        for s in self.tree.stmts:
+            if s.carries:
+                states = len(s.op.results)
+                used[s.axes] = used.get(s.axes, 0) + states * self._vectors(
+                    s.op.nest) * self._width(s.op.results[0])
+        registers = self.nest.machine.registers
+        return 1 + 4 * max(0.0, max(used.values(), default=0) + 3 - registers) / registers
 
-    def _statement(self, op: Op, needs: tuple[Op, ...]) -> float:
+    def _statement(self, s: Stmt) -> float:
         """Vector operations of one statement over its whole nest."""
-        axes, around = op.nest, self._around(op)
-        steps = prod(trips for n, (s, trips) in enumerate(
-            zip(self.nest.loops, self.trips, strict=True)) if s.axis in axes or n < around)
-        inside = sum(map(self._leaf, needs))
-        own = self._own(op)
-        return steps * (max(inside + own, self._chain(op)) + LOOP)
+        steps = prod(self.trips[n] for n in self._around(s))
+        inside = sum(map(self._leaf, s.behind))
+        return steps * (max(inside + self._own(s.op), self._chain(s)) + LOOP)
 
-    def _around(self, op: Op) -> int:
-        """How many of the outermost loops a placed value is computed inside of, again and again."""
-        places = [p for r in op.results if (p := self.mapping.placed(r.name))]
-        return max((n + 1 for n, s in enumerate(self.nest.loops) for p in places
-                    if (s.axis, s.level) == (p.axis, p.level)), default=0)
+    def _around(self, s: Stmt) -> list[int]:
+        """The positions of the loops in each step of which a statement runs as a whole: around a
+        carried fold the readers of its state wait for the last one."""
+        return [n for n, split in enumerate(self.nest.loops)
+                if split.axis in s.axes or split in s.within]
 
     def _vectors(self, axes: tuple[str, ...]) -> int:
         return prod(self.units[a] for a in axes)
@@ -172,7 +158,7 @@ class _Pricing:
     def _width(self, value: Value) -> float:
         """Machine vectors that one family member of this type takes."""
         lanes = prod(self.lanes[a] for a in axes_of(value.type))
-        return max(1.0, dtype_of(value.type).bytes * lanes / (4 * self.machine.lanes))
+        return max(1.0, dtype_of(value.type).bytes * lanes / (4 * self.nest.machine.lanes))
 
     def _access(self, op: loop.Load | loop.Store) -> float:
         """Cost of one load or store: scattered lanes go one by one."""
@@ -192,7 +178,8 @@ class _Pricing:
         if isinstance(op, loop.Store):
             return count * self._access(op) * (2 if op.combine else 1)
         if isinstance(op, loop.Fold) and op.product:
-            atom = op.result.name in self.used and self.machine.lanes > 1
+            used = any(u.contraction == op.result.name for u in self.tree.mapping.uses)
+            atom = used and self.nest.machine.lanes > 1
             return count / (ATOM if atom else 1) + self._kept(op)
         if isinstance(op, loop.Fold):
             return count * (1.0 if len(op.results) == 1 else 30.0) + self._kept(op)
@@ -206,19 +193,19 @@ class _Pricing:
         inside = any(s.axis in free for s in self.nest.loops[last + 1:])
         return 1.2 * len(op.results) * self._vectors(free) if inside and not self.threads else 0.0
 
-    def _chain(self, op: Op) -> float:
-        if not isinstance(op, loop.Fold) or self.threads:
+    def _chain(self, s: Stmt) -> float:
+        if not s.carries or self.threads:
             return 0.0
-        return LATENCY * (1 if len(op.results) == 1 else 6)
+        return LATENCY * (1 if len(s.op.results) == 1 else 6)
 
     # ---- bytes
     def _traffic(self, cores: float) -> Iterator[tuple[str, float]]:
         """Seconds that each memory behind a cache needs."""
-        spaces = self.machine.spaces
+        spaces, accesses = self.nest.machine.spaces, self.tree.accesses
         depths, around = range(len(self.covered)), self._loops_around()
-        together = {x for op, needs in self.statements if self._shared(op) for x in (op, *needs)}
+        together = {x for s in self.tree.stmts if self._shared(s) for x in s.accesses}
         first = next((n for n, s in enumerate(self.nest.loops) if s.kind == GRID), len(depths))
-        footprints = [sum(self._bytes(x, d) for x in self.accesses) for d in depths]
+        footprints = [sum(self._bytes(x, d) for x in accesses) for d in depths]
         for cache, behind in pairwise(spaces):
             room = [cache.bytes / (cores if d > first and not cache.owner else 1) for d in depths]
             fits = next((d for d in depths if footprints[d] <= room[d]), depths[-1])
@@ -226,21 +213,19 @@ class _Pricing:
             shared = cores if behind.owner else 1 + (cores - 1) * 0.8
             moved = sum(self._again(x, around[x], fits) * self._bytes(x, fits)
                         * (self._derate(x) if waste else 1) / (shared if x in together else 1)
-                        for x in self.accesses)
+                        for x in accesses)
             yield behind.name, moved / behind.rate
 
     def _loops_around(self) -> dict[Op, set[int]]:
         """For each access the positions of the loops that its statements run in."""
-        found: dict[Op, set[int]] = {x: set() for x in self.accesses}
-        waits = {self.mapping.carried(r.name): op.axis for op in loop.folds(self.kernel)
-                 for r in op.results}
-        for op, needs in self.statements:
-            axes, outer = op.nest, self._around(op)
-            carried = waits.get(op.buf.name) if isinstance(op, loop.Store) else None
-            here = {n for n, s in enumerate(self.nest.loops)
-                    if s.axis in axes or n < outer or (s.axis == carried and not s.innermost)}
-            for x in found.keys() & {op, *needs}:
-                found[x] |= here
+        found: dict[Op, set[int]] = {x: set() for x in self.tree.accesses}
+        waits: dict[Op, frozenset[Split]] = {
+            s.waits: s.carried for s in self.tree.stmts if s.waits}
+        for s in self.tree.stmts:
+            here = set(self._around(s))
+            here |= {n for n, x in enumerate(self.nest.loops) if x in waits.get(s.op, ())}
+            for op in s.accesses:
+                found[op] |= here
         return found
 
     def _again(self, op: loop.Load | loop.Store, around: set[int], depth: int) -> int:
@@ -278,24 +263,3 @@ def known(expr: Expr, hints: Mapping[str, int]) -> int:
     if expr.const_value is not None:
         return expr.const_value
     return int(expr.evaluate({s: hints.get(s, DEFAULT_SIZE) for s in expr.symbols()}))
-
-
-@lru_cache(64)
-def _statements(kernel: Func, placed: frozenset[str]) -> tuple[tuple[Op, tuple[Op, ...]], ...]:
-    """The statements under a mapping that has a place for those values, each with the maps and
-    loads without one that are behind it."""
-    own = {op for op in kernel.body.ops if isinstance(op, loop.Fold | loop.Store)
-           or any(r.name in placed for r in op.results)}
-    made = {r: op for op in kernel.body.ops for r in op.results}
-    return tuple((op, _needs(op, own, made)) for op in kernel.body.ops if op in own)
-
-
-def _needs(op: Op, statements: set[Op], made: Mapping[Value, Op]) -> tuple[Op, ...]:
-    seen: dict[Op, None] = {}
-    todo = list(op.operands())
-    while todo:
-        inner = made.get(todo.pop())
-        if inner is not None and inner not in seen and inner not in statements:
-            seen[inner] = None
-            todo += inner.operands()
-    return tuple(seen)

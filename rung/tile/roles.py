@@ -10,21 +10,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import prod
 
-from rung.core.machine import THREAD, Machine, Teams
+from rung.core.machine import THREAD, Teams
 from rung.core.op import Op, Value
 from rung.loop import ir as loop
 from rung.tile import mapping as tile
+from rung.tile.mapping import refuse
 from rung.tile.nest import Nest, Split
-from rung.tile.route import Route, refuse
-from rung.tile.stage import Access, find_split, placed_buffer
-from rung.tile.to_kernel import Stmt
+from rung.tile.stmt import Access, Stmt
+from rung.tile.tree import Tree
 
 Crew = dict[str, tuple[int, int]]
 
 
-def check_roles(mapping: tile.Mapping, machine: Machine, nest: Nest, stmts: Sequence[Stmt],
-                route: Route) -> None:
+def check_roles(tree: Tree) -> None:
     """Raise MappingError with the reason if the roles of a mapping cannot be had."""
+    mapping, nest, machine = tree.mapping, tree.nest, tree.nest.machine
     names = [name for line in mapping.roles for name, _, _ in line.roles]
     if machine.teams is None:
         refuse(f"`{mapping.roles[0]}`: {machine.name} has no roles, a thread does all")
@@ -37,21 +37,20 @@ def check_roles(mapping: tile.Mapping, machine: Machine, nest: Nest, stmts: Sequ
         if name not in names:
             refuse(f"`{mapping.roles[0]}`: there is no role {name}")
     _team(mapping.crew(), machine.teams, nest)
-    moves = list(moved(mapping, machine, stmts))
+    moves = list(_moved(tree))
     for s, op, place in moves:
-        _move(op, place, [x for x, _ in route.paths[id(s)]], nest, stmts)
+        _move(op, place, [node.split for node in tree.paths[s]], tree)
     for name in sorted({*names} - {_mover(op) for _, op, _ in moves} - {"math"}):
         refuse(f"{name} has nothing to move: no place by {', '.join(machine.asynchronous)}")
 
 
-def moved(mapping: tile.Mapping, machine: Machine, stmts: Sequence[Stmt]
-          ) -> Iterator[tuple[Stmt, Access, tile.Place]]:
+def _moved(tree: Tree) -> Iterator[tuple[Stmt, Access, tile.Place]]:
     """Accesses whose tiles a role beside `math` moves."""
-    for s in stmts:
-        for op in dict.fromkeys((*s.loads, s.op)):
-            place = placed_buffer(op, mapping)
-            if place and place.mover in machine.asynchronous and _mover(op) in mapping.crew():
-                assert isinstance(op, loop.Load | loop.Store)
+    crew, movers = tree.mapping.crew(), tree.nest.machine.asynchronous
+    for s in tree.stmts:
+        for op in s.accesses:
+            place = tree.mapping.placed(op.buf.name)
+            if place and place.mover in movers and _mover(op) in crew:
                 yield s, op, place
 
 
@@ -88,19 +87,18 @@ def _registers(crew: Crew, teams: Teams, total: int) -> None:
         refuse(f"{used} registers in all roles > {start} of each of {total} threads")
 
 
-def _move(op: Access, place: tile.Place, path: Sequence[Split], nest: Nest, stmts: Sequence[Stmt]
-          ) -> None:
+def _move(op: Access, place: tile.Place, path: Sequence[Split], tree: Tree) -> None:
     """Refuse an access whose tile cannot be moved beside `math`."""
-    name, role, split = op.buf.name, _mover(op), find_split(place, nest)
+    name, role, nest = op.buf.name, _mover(op), tree.nest
+    split = nest.at(place)
     if any(isinstance(x, Value) for x in op.subs):
         refuse(f"{name} follows data, which {role} does not know")
     if split in nest.launch:
-        refuse(f"{name} is placed at {place.axis}.{place.level}: roles start inside of that loop")
+        refuse(f"{name} is placed at {place.loop}: roles start inside of that loop")
     for x in path[:path.index(split) + 1]:
         if x not in nest.launch and not nest.uniform(x):
-            refuse(f"{name} has slots by the number of steps, and {x.axis}.{x.level} has not the "
+            refuse(f"{name} has slots by the number of steps, and {x.name} has not the "
                    f"same number each time")
-    both = {type(x) for s in stmts for x in (*s.loads, s.op)
-            if isinstance(x, loop.Load | loop.Store) and x.buf is op.buf}
+    both = {type(x) for s in tree.stmts for x in s.accesses if x.buf is op.buf}
     if len(both) > 1:
         refuse(f"{name} is read and written: nothing orders {role} and math")
