@@ -235,8 +235,9 @@ def parser() -> Parser:
     made.add_argument("--version", action="version", version=_version())
     commands = made.add_subparsers(title="commands", metavar="COMMAND", required=True)
     show = _command(commands, "show", "print a function on every rung, or on one of them", _show)
-    show.add_argument("--rung", choices=(*RUNGS, "all"), default="all",
-                      help="only this rung, with nothing else on stdout (default: all)")
+    show.add_argument("--rung", choices=(*RUNGS, "nest", "all"), default="all",
+                      help="only this rung, with nothing else on stdout (default: all), or `nest`: "
+                      "the loops of the mappings, between tile and kernel")
     show.add_argument("--kernel", default="", metavar="NAME",
                       help="only this kernel; of a function of many, the default is their index")
     _function_options(show)

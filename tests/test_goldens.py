@@ -1,4 +1,4 @@
-"""The dumps of some functions on every rung, and of `relu_mm` under roles.
+"""The dumps of some functions on every rung, with their nests, and of `relu_mm` under roles.
 
 `pytest --update` writes them.
 
@@ -22,6 +22,7 @@ from rung.tile.mapping import parse_mapping
 from rung.tools import benchmarks
 from rung.tools.capture import capture
 from rung.tools.given import Given
+from rung.tools.show import nest_text
 
 FOLDER = Path(__file__).parent / "goldens"
 COMMON, BELOW = ("program", "tensor", "loop"), ("tile", "kernel", "source")
@@ -87,6 +88,22 @@ def test_dump_for_all_machines(name: str, rung: str, golden: Callable[[Path, str
 def test_dump_for_one_machine(name: str, rung: str, where: str,
                               golden: Callable[[Path, str], None]) -> None:
     golden(FOLDER / f"{name}.{where}.{rung}.ir", stages(name, where).text(rung))
+
+
+@pytest.mark.parametrize("where", TARGETS)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_nest(name: str, where: str, golden: Callable[[Path, str], None]) -> None:
+    golden(FOLDER / f"{name}.{where}.nest.txt", nests(stages(name, where)))
+
+
+@pytest.mark.parametrize("where", list(ROLES))
+def test_nest_of_roles(where: str, golden: Callable[[Path, str], None]) -> None:
+    found = stages("relu_mm", where, ROLES[where])
+    golden(FOLDER / f"relu_mm_roles.{where}.nest.txt", nests(found))
+
+
+def nests(found: History) -> str:
+    return "\n".join(nest_text(k, found.target) for k in found.at("tile").kernels)
 
 
 @pytest.mark.parametrize("where", list(ROLES))

@@ -26,12 +26,15 @@ from rung.core.text import print_func
 from rung.program.ir import Call, KernelCall, Module, Return
 from rung.targets import base
 from rung.targets.base import Target, is_library
+from rung.tile.tree import Tree
 from rung.tools.capture import Capture, Graph, capture
 from rung.tools.flops import is_free
 from rung.tools.given import EXPRESSION, Given, UsageError, UserError
 
 RUNGS = ("torch", "program", "tensor", "loop", "tile", "kernel", "source")
 OF_KERNELS = ("loop", "tile", "kernel", "source")
+NEST = "nest"  # no rung: the loops of the mappings, which `rung opt` does not read
+BEFORE = {"source": "kernel", NEST: "tile"}  # what is made of another rung's kernels
 MANY = 8  # kernels of which all rungs at once are more than anybody reads
 GRAPH = "# graph"  # starts the line before each of several graphs in a dump
 
@@ -49,7 +52,7 @@ class Request:
 
 def show(given: Given, request: Request) -> str:
     """The text for stdout. RungError if a rung that was asked for cannot be reached."""
-    if request.kernel and request.rung not in ("all", *OF_KERNELS):
+    if request.kernel and request.rung not in ("all", NEST, *OF_KERNELS):
         raise UsageError(f"there are no kernels on the rung {request.rung}, but on "
                          f"{', '.join(OF_KERNELS)}")
     found = captured(given, request.train)
@@ -62,10 +65,13 @@ def show(given: Given, request: Request) -> str:
         return "\n".join(_everything(found, target, request))
     if request.rung == "torch":
         return _joined(found, [g.code for g in found.graphs])
-    want = "kernel" if request.rung == "source" else request.rung
+    want = BEFORE.get(request.rung, request.rung)
     reached = [history_of(g, target, request).at(want) for g in found.graphs]
     if request.rung == "source":
         return target.emit(all_kernels(reached))
+    if request.rung == NEST:
+        return _joined(found, ["\n".join(nest_text(k, target) for k in m.kernels)
+                               for m in reached])
     return _joined(found, ["".join(f"# {x}\n" for x in index(m)) + annotated(m) for m in reached])
 
 
@@ -186,13 +192,22 @@ def _one(found: Capture, target: Target, request: Request) -> str:
 
 
 def _kernel_text(history: History, rung: str, name: str) -> str:
-    module = history.at("kernel" if rung == "source" else rung)
+    module = history.at(BEFORE.get(rung, rung))
     kernel = module.kernel(name)
+    if rung == NEST:
+        return nest_text(kernel, history.target)
     if rung == "source":
         library = is_library(kernel)
         return f"// {name} is a library's\n" if library else history.target.emit([kernel])
     lines = describe(sites_of(module, kernel))
     return "".join(f"# {name}: {x}\n" for x in lines) + wrapped(f"{alone(kernel)}\n")
+
+
+def nest_text(kernel: Func, target: Target) -> str:
+    """The loop nest of a kernel under its mapping."""
+    if is_library(kernel):
+        return f"# {kernel.name} is a library's\n"
+    return f"{Tree(kernel, kernel.attr('mapping'), target.machine)}\n"
 
 
 def alone(kernel: Func) -> Module:
