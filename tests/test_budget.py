@@ -1,4 +1,5 @@
-"""How large the package may be: code lines by folder, lengths of functions and files, suppressions.
+"""How large the package may be: code lines by folder, lengths of functions and files, sizes of
+classes, suppressions.
 
 In: the files under `rung/` and the caps of `budget.toml`. Out: one message for each cap that is
 passed; a table of all folders when a cap on code lines is. `python tests/test_budget.py` prints the
@@ -92,6 +93,18 @@ class Source:
         return found
 
     @property
+    def classes(self) -> dict[str, dict[str, int]]:
+        """How many methods and attributes each class has, by `file:class`."""
+        return {
+            f"{self.path}:{node.name}": {
+                "methods": sum(isinstance(n, ast.FunctionDef) for n in node.body),
+                "attributes": len(attributes(node)),
+            }
+            for node in ast.walk(self.tree)
+            if isinstance(node, ast.ClassDef)
+        }
+
+    @property
     def suppressions(self) -> Counter[str]:
         """How often a check is silenced; an import of `Any` is not a use of it."""
         comments = [t.string for t in self.tokens if t.type == tokenize.COMMENT]
@@ -105,6 +118,22 @@ class Source:
                 "Any": sum(use in ("Any", "typing.Any") for use in uses),
             }
         )
+
+
+def attributes(node: ast.ClassDef) -> set[str]:
+    """The fields of a class, and what its methods assign to `self`; not what all objects share."""
+    fields = {
+        n.target.id
+        for n in node.body
+        if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)
+        if "ClassVar" not in ast.unparse(n.annotation)
+    }
+    return fields | {
+        n.attr
+        for n in ast.walk(node)
+        if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)
+        if isinstance(n.value, ast.Name) and n.value.id == "self"
+    }
 
 
 def read_sources(package: Path) -> list[Source]:
@@ -166,6 +195,21 @@ def check_functions(sources: list[Source], caps: dict[str, Any]) -> list[str]:
     return long
 
 
+def check_classes(sources: list[Source], caps: dict[str, Any]) -> list[str]:
+    """An exception is exact: whoever makes its class smaller lowers it, or drops it at the cap."""
+    caps = caps["classes"]
+    counts = {name: count for source in sources for name, count in source.classes.items()}
+    problems = [f"{name}: gone, drop its exception" for name in caps["above"].keys() - counts]
+    for name, count in counts.items():
+        for what, n in count.items():
+            above = caps["above"].get(name, {}).get(what)
+            if above is None and n > caps[what]:
+                problems.append(f"{name}: {n} {what}, cap {caps[what]}")
+            elif above is not None and (n != above or n <= caps[what]):
+                problems.append(f"{name}: {n} {what}, its exception says {above}")
+    return problems
+
+
 def check_files(sources: list[Source], caps: dict[str, Any]) -> list[str]:
     cap = caps["files"]
     return [
@@ -189,7 +233,7 @@ def check_suppressions(sources: list[Source], caps: dict[str, Any]) -> list[str]
     return problems
 
 
-CHECKS = [check_sizes, check_functions, check_files, check_suppressions]
+CHECKS = [check_sizes, check_functions, check_classes, check_files, check_suppressions]
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
@@ -204,6 +248,7 @@ SMALL_CAPS = {
     "total": 5,
     "folders": {"core": 4},
     "functions": {"p90": 3, "longest": 5},
+    "classes": {"methods": 1, "attributes": 2, "above": {"rung/core/b.py:B": {"methods": 2}}},
     "files": {"lines": 6, "columns": 40},
     "suppressions": {"type: ignore": 0, "noqa": 0, "Any": 0},
 }
@@ -231,6 +276,8 @@ def test_percentile_is_the_nearest_rank() -> None:
 
 
 BODY = "    x = 1\n"
+METHOD = "  def f(self): self.y, self.z = 1, 2\n"
+OTHER = "class B:\n" + METHOD * 2 + "class A:\n  n: ClassVar[int] = 1\n{}"
 
 
 @pytest.mark.parametrize(
@@ -241,6 +288,11 @@ BODY = "    x = 1\n"
         (check_sizes, "core/a.py", "x = 1\n" * 6, "over the cap: core, total"),
         (check_functions, "core/a.py", "def f():\n" + BODY * 3, "p90 of function lengths is 4"),
         (check_functions, "core/a.py", "def f():\n" + "\n" * 4 + BODY, "a.py:1 f: 6 lines, cap 5"),
+        (check_classes, "core/b.py", "class B:\n" + METHOD * 3, "3 methods, its exception says 2"),
+        (check_classes, "core/b.py", "class B:\n" + METHOD, "1 methods, its exception says 2"),
+        (check_classes, "core/b.py", "x = 1\n", "rung/core/b.py:B: gone, drop its exception"),
+        (check_classes, "core/b.py", OTHER.format(METHOD * 2), "b.py:A: 2 methods, cap 1"),
+        (check_classes, "core/b.py", OTHER.format("  x: int\n" + METHOD), "A: 3 attributes, cap 2"),
         (check_files, "core/a.py", "\n" * 7, "a.py: 7 lines, cap 6"),
         (check_files, "core/a.py", "#" * 41, "a.py:1: 41 columns, cap 40"),
         (check_suppressions, "core/a.py", "x = 1  # type: ignore", "type: ignore: 1, cap 0"),
