@@ -304,12 +304,9 @@ def _place(shape: Shape, value: Value, lines: tuple[AxisLine, ...]) -> Place | N
 
 def _costly(shape: Shape) -> list[Value]:
     """Expensive maps with several readers."""
-    counts: dict[Value, int] = {}
-    for op in shape.kernel.body.ops:
-        for v in dict.fromkeys(op.operands()):
-            counts[v] = counts.get(v, 0) + 1
+    readers = uses(shape.kernel.body)
     return [op.result for op in shape.kernel.body.ops if isinstance(op, Map)
-            and SCALARS[op.fn].cost >= 4 and counts.get(op.result, 0) > 1]
+            and SCALARS[op.fn].cost >= 4 and len(set(readers.get(op.result, ()))) > 1]
 
 
 # ---- blocked contractions

@@ -45,10 +45,8 @@ def with_values(kernel: Func, mapping: tile.Mapping, machine: Machine, space: st
 
 def _teams(nest: Nest, value: Value) -> list[Split]:
     """The outermost loop, if it only deals parts to cores: each computes `value` for itself."""
-    first = nest.loops[:1]
-    fit = all(s.kind == GRID and s.size is not None and s.axis not in axes_of(value.type)
-              for s in first)
-    return list(first) if fit else []
+    return [s for s in nest.loops[:1] if s.kind == GRID and s.size is not None
+            and s.axis not in axes_of(value.type)]
 
 
 def with_buffers(kernel: Func, mapping: tile.Mapping, machine: Machine, space: str, ring: int
