@@ -48,6 +48,15 @@ ALLOWED: dict[tuple[str, str], str] = {}
 """(importing module, imported prefix) -> the reason why this one exception stands."""
 
 
+CIRCLES: dict[tuple[str, ...], str] = {
+    ("rung.core.expr", "rung.core.ranges"):
+        "an expression is simplified by what is known of its parts' ranges",
+    ("rung.core.interp", "rung.core.op", "rung.core.ops", "rung.core.parse", "rung.core.text"):
+        "an op says what it means and how it reads, to what runs, prints and parses all ops",
+}
+"""Files that import each other -> why."""
+
+
 @dataclass(frozen=True)
 class Import:
     """One dotted name that a statement or an `import_module` call brings in."""
@@ -185,6 +194,35 @@ def is_concrete_target(name: str) -> bool:
     return False
 
 
+def check_circles(tree: list[Module]) -> list[str]:
+    """No files import each other, directly or through others, but those of CIRCLES."""
+    files = {module.name: module for module in tree}
+    return [files[group[0]].at(1, f"a circle of imports: {', '.join(group)}")
+            for group in sorted(circles(tree)) if group not in CIRCLES]
+
+
+def circles(tree: list[Module]) -> set[tuple[str, ...]]:
+    """The sets of files that reach each other by imports."""
+    names = {module.name for module in tree}
+    reached = {module.name: {to for found in imports(module)
+                             if (to := file_of(found.name, names)) and to != module.name}
+               for module in tree}
+    for found in reached.values():
+        todo = list(found)
+        for to in todo:
+            todo += reached[to] - found
+            found |= reached[to]
+    return {tuple(sorted(x for x in reached[name] if name in reached[x]))
+            for name in names if name in reached[name]}
+
+
+def file_of(name: str, files: set[str]) -> str:
+    """The file that a dotted name is of, or is; empty for what is not of the package."""
+    while name and name not in files:
+        name = name.rpartition(".")[0]
+    return name
+
+
 def check_environment(tree: list[Module]) -> list[str]:
     """One module reads the environment; no exception can be granted."""
     return [
@@ -251,6 +289,11 @@ def test_no_target_is_named_outside_targets(package: list[Module]) -> None:
     report(check_target_names(package))
 
 
+def test_no_files_import_each_other(package: list[Module]) -> None:
+    report(check_circles(package))
+    assert not CIRCLES.keys() - circles(package), "drop what is no circle any more"
+
+
 def test_one_reader_of_the_environment(package: list[Module]) -> None:
     report(check_environment(package))
 
@@ -315,6 +358,14 @@ def test_rule_catches(rule: Rule, name: str, text: str, message: str, tmp_path: 
     line = max(1, text.count("\n") + 1)
     assert problem.startswith(f"rung/{name}:{line}: ")
     assert message in problem
+
+
+def test_circle_is_caught_through_a_third_file(tmp_path: Path) -> None:
+    tree = write_tree(tmp_path, {
+        "tile/a.py": "from rung.tile.b import f", "tile/b.py": "def f():\n    from . import c",
+        "tile/c.py": "import rung.tile.a", "tile/d.py": "from rung.tile import a"})
+    (problem,) = check_circles(tree)
+    assert problem == "rung/tile/a.py:1: a circle of imports: rung.tile.a, rung.tile.b, rung.tile.c"
 
 
 def test_lawful_tree_passes(tmp_path: Path) -> None:
