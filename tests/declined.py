@@ -47,20 +47,22 @@ def reason(text: str) -> str:
 
 
 def counts(page: str) -> dict[str, Counter[str]]:
-    """The columns of the table in a page, by name."""
-    rows = re.findall(r"^\| `(.*)` \|(.*)\|(.*)\|(.*)\|.*\|$", page.partition(HEAD)[2], re.M)
-    return {name: Counter({row[0]: int(row[n]) for row in rows if row[n].strip()})
-            for n, name in enumerate(COLUMNS, 1)}
+    """The columns of the table in a page that were counted, by name."""
+    rows = re.findall(r"^\| (?:`(.*)`|all) \|(.*)\|(.*)\|(.*)\|.*\|$", page.partition(HEAD)[2],
+                      re.M)
+    return {name: Counter({row[0]: int(row[n]) for row in rows if row[0] and row[n].strip()})
+            for n, name in enumerate(COLUMNS, 1) if any(row[n].strip() for row in rows)}
 
 
 def table(columns: Mapping[str, Counter[str]]) -> str:
-    """The section of the page."""
+    """The section of the page; cells of columns that nobody counted are empty."""
     total = sum(columns.values(), Counter[str]())
-    rows = [f"| `{text}` | {' | '.join(str(columns[c][text] or '') for c in COLUMNS)} | "
+    rows = [f"| `{text}` | {' | '.join(str(columns.get(c, {}).get(text, '')) for c in COLUMNS)} | "
             f"{next((why for key, why in WHY.items() if re.search(key, text)), '')} |"
             for text, _ in sorted(total.items(), key=lambda row: (-row[1], row[0]))]
+    sums = " | ".join(str(columns[c].total()) if c in columns else "" for c in COLUMNS)
     return "\n".join([HEAD, "", f"| reason | {' | '.join(COLUMNS)} | what is behind it |",
-                      "|---|---|---|---|---|", *rows, ""])
+                      "|---|---|---|---|---|", *rows, f"| all | {sums} |  |", ""])
 
 
 def update(page: str, column: str, reasons: Iterable[str]) -> str:
@@ -108,7 +110,7 @@ def main() -> int:
         except (subprocess.TimeoutExpired, ValueError, IndexError) as error:
             print(f"{path}: {type(error).__name__}", file=sys.stderr)
     write("programs", reasons)
-    print(table({c: Counter() for c in COLUMNS} | {"programs": Counter(map(reason, reasons))}))
+    print(table({"programs": Counter(map(reason, reasons))}))
     return 0
 
 
