@@ -7,6 +7,7 @@ calls: it looks on disk first, and gives a callable.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,6 +37,7 @@ from rung.targets.base import Launch, Target, is_library
 from rung.tile.mapping import Mapping as TileMapping
 from rung.tile.mapping import parse_mapping
 
+log = logging.getLogger("rung")
 PATIENCE = 5.0  # seconds of compiling after which the user is told
 
 
@@ -69,10 +71,6 @@ class History:
         following = (*(s.ran for s in self.steps[1:]), self.failed)
         return {s.ran.rung: s.after for s, then in zip(self.steps, following, strict=False)
                 if then is None or then.rung != s.ran.rung}
-
-    @property
-    def events(self) -> list[Event]:
-        return [event for step in self.steps for event in step.events]
 
     def reached(self) -> Module:
         """The module after all passes; raises the error if one failed."""
@@ -159,6 +157,14 @@ class Compilation:
             return Executable(code, self.target, self.context.externs, launches, libraries,
                               constants, lines, nodes)
 
+    def unmapped(self, module: Module) -> str:
+        """What is wrong with the user's mappings, if they are for none of a module's kernels."""
+        given, names = self.context.mappings, [k.name for k in module.kernels]
+        if not given or not given.keys().isdisjoint(names):
+            return ""
+        return (f"the mappings are for {', '.join(given)}, and the graph has "
+                f"{', '.join(names) or 'no kernels'}")
+
     def key(self, program: Func, options: Options) -> str:
         """The key of a program's code on disk."""
         context = self.context
@@ -206,6 +212,8 @@ def compile_program(program: Func, options: Options, constants: Sequence[Any],
         started = perf_counter()
         history = compilation.lower(program)
         module = history.reached()
+        if why := compilation.unmapped(module):
+            log.warning("rung: no mapping of %s is used: %s", options.mappings, why)
         count = len(generated(module))
         words = f"compiling, {count} kernel{'s' * (count != 1)}"
         with trace.notice(words, PATIENCE - (perf_counter() - started)):

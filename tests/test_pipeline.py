@@ -170,6 +170,15 @@ def test_mappings_of_the_user(tmp_path: Path) -> None:
     assert "f32x4" in made.source
 
 
+def test_mappings_for_no_kernel_of_a_graph_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "mine.map"
+    path.write_text("map other on toy\n  i: seq *\n")
+    one = Compilation(CPU, mappings=read_mappings(str(path)))
+    assert one.unmapped(one.lower(models.floor_add(64)).reached()) == (
+        "the mappings are for other, and the graph has floor_add")
+    assert Compilation(CPU).unmapped(Module(())) == ""
+
+
 def test_lanes_of_an_index_are_computed_once() -> None:
     """An element's address reads one lane; the text of the vector is not repeated in each."""
     text = """

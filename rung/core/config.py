@@ -16,12 +16,6 @@ PRECISIONS = ("default", "eager")
 _WORDS = {"0": False, "false": False, "no": False, "1": True, "true": True, "yes": True}
 
 
-def _debug(text: str) -> int:
-    if text not in "012345" or len(text) != 1:
-        raise ValueError("a level from 0 to 5")
-    return int(text)
-
-
 def _switch(text: str) -> bool:
     if text.lower() not in _WORDS:
         raise ValueError("0 or 1")
@@ -46,7 +40,7 @@ class Settings:
     """What the environment says; see `VARIABLES` for the meanings."""
 
     cache_dir: Path
-    debug: int = 0
+    debug: bool = False
     check: bool = False
     cc: str = ""
     target: str = ""
@@ -90,20 +84,18 @@ class Variable:
 
 
 VARIABLES = (  # a later one of the same setting wins
-    Variable("RUNG_CACHE_DIR", "cache_dir", "where compiled kernels and tuned mappings are kept",
+    Variable("RUNG_CACHE_DIR", "cache_dir", "where compiled programs are kept",
              "~/.cache/rung", _folder),
-    Variable("RUNG_DEBUG", "debug", "how much to tell, 0 to 5", "0", _debug),
+    Variable("RUNG_DEBUG", "debug", "1 shows where an error comes from", "0", _switch),
     Variable("RUNG_CHECK", "check", "1 compares both sides of every pass", "0", _switch),
     Variable("CC", "cc", "the C compiler's command", "cc, gcc or clang"),
     Variable("RUNG_CC", "cc", "the C compiler's command, before CC", "CC"),
     Variable("RUNG_TARGET", "target", "the target to compile for", "this machine"),
-    Variable("RUNG_PRECISION", "precision", "eager keeps eager's bits",
-             "default", _precision),
+    Variable("RUNG_PRECISION", "precision", "eager keeps eager's bits", "default", _precision),
     Variable("RUNG_FRESH", "fresh", "1 lowers every graph anew, whatever the cache has", "0",
              _switch),
     Variable("RUNG_KEEP", "keep", "a folder for generated sources and reproducers",
-             "sources are not kept",
-             _folder),
+             "sources are not kept", _folder),
     Variable("OMP_WAIT_POLICY", "asleep", "passive: threads sleep while they wait, so that only "
              "long kernels are shared among them", "they spin", lambda x: x.lower() == "passive"),
 )

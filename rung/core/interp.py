@@ -14,7 +14,7 @@ import numpy as np
 
 from rung.core.expr import Expr
 from rung.core.op import Block, Op, Value
-from rung.core.types import DType, IndexType, shape_of
+from rung.core.types import IndexType, shape_of
 
 
 class Interp:
@@ -129,9 +129,3 @@ def bind_buffers(buffers: Iterable[tuple[Value, np.ndarray]]) -> dict[str, int]:
     pairs = list(buffers)
     sizes = bind_sizes([(shape_of(v.type), a.shape) for v, a in pairs])
     return sizes | {v.name: int(a) for v, a in pairs if isinstance(v.type, IndexType)}
-
-
-def to_held(array: Any, dtype: DType) -> np.ndarray:
-    """An array in the type that the oracle holds values of `dtype` in."""
-    return np.ascontiguousarray(array, dtype.numpy) if np.ndim(array) else np.asarray(
-        array, dtype.numpy)

@@ -46,11 +46,6 @@ def prove_nonneg(e: Expr | int, bounds: Bounds) -> bool:
     return _facts(_relevant(e, bounds)).nonneg(e) if e.terms else e.const >= 0
 
 
-def prove_lt(a: Expr | int, b: Expr | int, bounds: Bounds) -> bool:
-    """True only if a < b for all values in bounds."""
-    return prove_nonneg(Expr.of(b) - a - 1, bounds)
-
-
 def prove_eq(a: Expr | int, b: Expr | int, bounds: Bounds | None = None) -> bool:
     """True only if a == b for all values in bounds."""
     return (Expr.of(a) - b).simplify(bounds or {}) is ZERO

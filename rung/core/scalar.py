@@ -29,6 +29,9 @@ class ScalarFn:
     """A scalar function. `infix` is its symbol and precedence (higher binds tighter) in dumps.
 
     `associative` is meant up to float rounding; `cost` is in rough machine operations per element.
+    An `approximate` function rounds otherwise here and there: by Rung, by torch, or by both. One
+    that `jumps` shows a last bit of its argument; one that is `light` is computed again rather than
+    kept.
     """
 
     name: str
@@ -39,17 +42,9 @@ class ScalarFn:
     commutative: bool = False
     associative: bool = False
     cost: float = 1.0
-
-    @property
-    def rounds_once(self) -> bool:
-        """Whether every step of it is rounded correctly, so that its bits are the same anywhere."""
-        return self.name not in APPROXIMATE
-
-
-APPROXIMATE = frozenset({  # by Rung, by torch, or by both
-    "sqrt", "rsqrt", "exp", "exp2", "log", "sigmoid", "silu", "tanh", "erf", "sin", "cos", "tan",
-    "expm1", "log1p", "log2", "log10", "erfc", "asin", "acos", "atan", "sinh", "cosh", "asinh",
-    "acosh", "atanh", "atan2", "hypot", "pow", "fmod"})
+    approximate: bool = False
+    jumps: bool = False
+    light: bool = False
 
 
 # --- type rules: operand types -> result type, ValueError when the function is not defined --------
@@ -166,8 +161,9 @@ def _arithmetic(name: str, meaning: Meaning, arity: int = 2, infix: tuple[str, i
 
 
 def _real(name: str, meaning: Meaning, cost: float, arity: int = 1,
-          infix: tuple[str, int] | None = None) -> ScalarFn:
-    return _make(name, meaning, _rule(name, arity, _is_real, "f64 or f32"), arity, infix, "", cost)
+          infix: tuple[str, int] | None = None, laws: str = "~") -> ScalarFn:
+    rule = _rule(name, arity, _is_real, "f64 or f32")
+    return _make(name, meaning, rule, arity, infix, laws, cost)
 
 
 def _compare(name: str, meaning: Meaning, symbol: str, bools: bool = False) -> ScalarFn:
@@ -192,26 +188,28 @@ def _integer(name: str, meaning: Meaning, cost: float) -> ScalarFn:
 
 def _make(name: str, meaning: Meaning, rule: TypeRule, arity: int,
           infix: tuple[str, int] | None, laws: str, cost: float) -> ScalarFn:
-    return ScalarFn(name, arity, rule, _quiet(meaning), infix, "c" in laws, "a" in laws, cost)
+    return ScalarFn(name, arity, rule, _quiet(meaning), infix, "c" in laws, "a" in laws, cost,
+                    "~" in laws, "j" in laws, "l" in laws)
 
 
 LIBM = 300.0  # cost of a function that is called for each lane
 
-# `laws`: c(ommutative), a(ssociative). Costs are operations of an AVX-512 implementation.
+# `laws`: c(ommutative), a(ssociative), ~ approximate, j(umps), l(ight).
+# Costs are operations of an AVX-512 implementation.
 SCALARS: dict[str, ScalarFn] = {fn.name: fn for fn in (
-    _arithmetic("add", np.add, infix=("+", 10), laws="ca"),
-    _arithmetic("sub", np.subtract, infix=("-", 10)),
-    _arithmetic("mul", np.multiply, infix=("*", 20), laws="ca"),
-    _arithmetic("neg", np.negative, arity=1),
+    _arithmetic("add", np.add, infix=("+", 10), laws="cal"),
+    _arithmetic("sub", np.subtract, infix=("-", 10), laws="l"),
+    _arithmetic("mul", np.multiply, infix=("*", 20), laws="cal"),
+    _arithmetic("neg", np.negative, arity=1, laws="l"),
     _arithmetic("abs", np.abs, arity=1),
-    _arithmetic("min", np.minimum, laws="ca", cost=2),
-    _arithmetic("max", np.maximum, laws="ca", cost=2),
-    _arithmetic("relu", _relu, arity=1),
+    _arithmetic("min", np.minimum, laws="cal", cost=2),
+    _arithmetic("max", np.maximum, laws="cal", cost=2),
+    _arithmetic("relu", _relu, arity=1, laws="l"),
     _arithmetic("fma", _fma, arity=3),
-    _real("div", np.divide, 8, arity=2, infix=("/", 20)),
+    _real("div", np.divide, 8, arity=2, infix=("/", 20), laws=""),
     _real("sqrt", np.sqrt, 10),
     _real("rsqrt", _wide(lambda x: 1 / np.sqrt(x)), 18),
-    _real("reciprocal", np.reciprocal, 8),
+    _real("reciprocal", np.reciprocal, 8, laws=""),
     _real("exp", _wide(np.exp), 13),
     _real("exp2", _wide(np.exp2), 13),
     _real("log", _wide(np.log), 28),
@@ -221,7 +219,7 @@ SCALARS: dict[str, ScalarFn] = {fn.name: fn for fn in (
     _real("erf", _wide(_each(math.erf)), 34),
     _real("sin", _wide(np.sin), 30),
     _real("cos", _wide(np.cos), 30),
-    _real("tan", _wide(np.tan), 40),
+    _real("tan", _wide(np.tan), 40, laws="~j"),
     _real("expm1", _wide(np.expm1), 18),
     _real("log1p", _wide(np.log1p), 40),
     *(_real(name, _wide(meaning), LIBM, arity) for name, meaning, arity in (
@@ -230,14 +228,14 @@ SCALARS: dict[str, ScalarFn] = {fn.name: fn for fn in (
         ("sinh", np.sinh, 1), ("cosh", np.cosh, 1), ("asinh", np.arcsinh, 1),
         ("acosh", np.arccosh, 1), ("atanh", np.arctanh, 1),
         ("atan2", np.arctan2, 2), ("hypot", np.hypot, 2))),
-    _arithmetic("pow", _power, cost=LIBM),
-    _real("fmod", np.fmod, LIBM, arity=2),
-    _real("nextafter", np.nextafter, LIBM, arity=2),
-    _real("copysign", np.copysign, 2, arity=2),
-    _real("floor", np.floor, 1),
-    _real("ceil", np.ceil, 1),
-    _real("trunc", np.trunc, 1),
-    _real("round", np.rint, 1),  # half to even
+    _arithmetic("pow", _power, laws="~", cost=LIBM),
+    _real("fmod", np.fmod, LIBM, arity=2, laws="~j"),
+    _real("nextafter", np.nextafter, LIBM, arity=2, laws=""),
+    _real("copysign", np.copysign, 2, arity=2, laws=""),
+    _real("floor", np.floor, 1, laws="j"),
+    _real("ceil", np.ceil, 1, laws="j"),
+    _real("trunc", np.trunc, 1, laws="j"),
+    _real("round", np.rint, 1, laws="j"),  # half to even
     _compare("eq", np.equal, "==", bools=True),
     _compare("ne", np.not_equal, "!=", bools=True),
     _compare("lt", np.less, "<"),
@@ -251,7 +249,7 @@ SCALARS: dict[str, ScalarFn] = {fn.name: fn for fn in (
     _integer("quotient", _quotient, 80),
     _integer("shift_left", _shift(left=True), 4),
     _integer("shift_right", _shift(left=False), 4),
-    _make("where", np.where, _where_rule, 3, None, "", 1.0),
+    _make("where", np.where, _where_rule, 3, None, "l", 1.0),
 )}
 
 

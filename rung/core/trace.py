@@ -1,8 +1,8 @@
 """What the passes did and why: a no-op until somebody listens.
 
 `with listen() as events:` collects, in order, `Event`s: a pass ran, a rule fired, a candidate was
-declined with a reason, alternatives were priced, a graph was compiled. `rung explain` and
-`RUNG_DEBUG` read them.
+declined with a reason, alternatives were priced, a graph was compiled. `rung explain` and the
+loggers read them.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
     y[i] = round_bf16(f32(round_bf16(x[i] * 1.0)) + b[i])   ->   y[i] = round_bf16(x[i] + b[i])
 
 `precision="default"` also deletes the roundings to bf16 that only eager's op borders made, but not
-where the last bits decide (`JUMPS`); "eager" keeps them. Equal ops are merged, dead ones dropped.
+where the last bits decide (a function `jumps`); "eager" keeps them. Equal ops are merged, dead ones
+dropped.
 A rule gets an op whose operands are simplified, and gives the value that it is, or None.
 """
 
@@ -22,7 +23,6 @@ from rung.loop.emit import Copier, Declined, Emitter
 from rung.loop.ir import Fold, extents_of
 
 ROUNDINGS = ("default", "eager")
-JUMPS = ("floor", "ceil", "trunc", "round", "fmod", "tan")
 """Functions that a last bit takes over an edge: there a value is rounded as in eager."""
 _HELD: tuple[DType, ...] = (F32, I64, BOOL)  # types whose constants print without their name
 
@@ -89,7 +89,7 @@ def _uses(func: Func) -> dict[Value, int]:
 
 def _at_jumps(func: Func) -> set[Value]:
     """What is read where the last bits decide: by functions with jumps, and casts to integers."""
-    return {v for op in func.body.ops if (isinstance(op, Map) and op.fn in JUMPS) or (
+    return {v for op in func.body.ops if (isinstance(op, Map) and SCALARS[op.fn].jumps) or (
         isinstance(op, Cast) and not op.dtype.is_float) for v in op.operands()}
 
 

@@ -9,6 +9,7 @@ from rung.core.errors import LoweringError
 from rung.core.expr import Expr
 from rung.core.op import Op, Value
 from rung.core.ops import Cast, Const, IndexValue, Map, Sub
+from rung.core.scalar import SCALARS
 from rung.core.text import LANE
 from rung.core.types import axes_of, dtype_of
 from rung.kernel.ir import KernelIndex, Load
@@ -17,8 +18,6 @@ from rung.tile.box import Tile
 from rung.tile.mapping import refuse
 from rung.tile.scope import Scope, Stored
 from rung.tile.stmt import Stmt
-
-CHEAP = {"add", "sub", "mul", "neg", "max", "min", "relu", "where"}
 
 
 @dataclass(frozen=True)
@@ -167,7 +166,7 @@ def hoist(stmts: Sequence[Stmt], inside: set[str], scope: Scope) -> None:
 
 
 def _movable(v: Value, op: Op, inside: set[str], scope: Scope) -> bool:
-    costly = isinstance(op, Map) and op.fn not in CHEAP
+    costly = isinstance(op, Map) and not SCALARS[op.fn].light
     if not costly or inside & set(axes_of(v.type)):
         return False
     return _ready(v, scope)

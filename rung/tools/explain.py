@@ -62,7 +62,8 @@ class Reached:
 
     @property
     def events(self) -> list[Event]:
-        return self.history.events if self.history else []
+        steps = self.history.steps if self.history else ()
+        return [event for step in steps for event in step.events]
 
     @property
     def hints(self) -> dict[str, int]:

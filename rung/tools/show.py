@@ -97,12 +97,18 @@ def _joined(found: Capture, texts: Sequence[str]) -> str:
 
 def history_of(graph: Graph, target: Target, request: Request) -> History:
     """The way of a graph down to the rung that was asked for; below `tensor` all of it, as a
-    mapping that is lacking changes what is fused. RungError for a graph without a program."""
+    mapping that is lacking changes what is fused. RungError for a graph without a program; stderr
+    tells of mappings that are for none of its kernels."""
     if graph.imported is None:
         raise RungError(untaken(graph))
     above = {"program": ("program",), "tensor": ("program", "tensor")}.get(request.rung)
     passes = [p for p in pipeline.PASSES if above is None or p.rung in above]
-    return compilation_of(graph, target, request).history(graph.imported.func, passes)
+    compilation = compilation_of(graph, target, request)
+    history = compilation.history(graph.imported.func, passes)
+    if "kernel" in history.modules and (why := compilation.unmapped(history.at("kernel"))):
+        print(f"rung: no mapping of {request.mapping} is used in the {graph.kind} graph: {why}",
+              file=sys.stderr)
+    return history
 
 
 def untaken(graph: Graph) -> str:

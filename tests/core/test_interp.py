@@ -7,9 +7,8 @@ import pytest
 from dumps import COLSUM, PADDED, parse
 
 from rung.core.expr import Expr, parse_expr, sym
-from rung.core.interp import Interp, bind_sizes, to_held
+from rung.core.interp import Interp, bind_sizes
 from rung.core.scalar import round_bf16
-from rung.core.types import BF16, F16, F32, I64
 from rung.kernel.ir import run_kernel_ir
 from rung.loop.ir import run_kernel
 
@@ -87,12 +86,6 @@ def test_sizes_come_from_shapes() -> None:
 def test_shapes_that_disagree(declared: list[str], actual: tuple[int, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         bind_sizes([(exprs(*declared), actual)])
-
-
-def test_held_types() -> None:
-    assert to_held([1.0], BF16).dtype == np.float32
-    assert to_held([1.0], F16).dtype == np.float16
-    assert to_held(3, I64).shape == () and to_held(np.ones((2, 2)).T, F32).flags.c_contiguous
 
 
 # --- Loop IR

@@ -42,15 +42,17 @@ def test_a_call_prints_as_the_node_reads() -> None:
     (lambda x: aten.full([2], float("-inf"), dtype=torch.bool, device="cpu", pin_memory=False),
      'full.default([2], -inf, dtype=bool, device="device:cpu", pin_memory=false) : bool[2]'),
     (lambda x: x.clone(memory_format=torch.contiguous_format),
-     'clone.default(arg0_1, memory_format="memory_format:torch.contiguous_format") : f32[2,3]'),
+     '(arg0_1, memory_format="memory_format:torch.contiguous_format") as copy : f32[2,3]'),
     (lambda x: aten.index.Tensor(x, [None, torch.tensor([0])]),
      "index.Tensor(arg0_1, [None, lift_fresh_copy]) : f32[2,1]"),
-    (lambda x: x.t(), "t.default(arg0_1) : f32[3,2] strides [1,3]"),
+    (lambda x: x.t(), "t.default(arg0_1) as view : f32[3,2] strides [1,3]"),
     (lambda x: x.to(torch.complex64), 'dtype="dtype:torch.complex64") : complex64[2,3]'),
     (lambda x: x[:, 1:2], "f32[2,1] strides [3,1]"), (lambda x: x[:0], "f32[0,3]\n"),
     (lambda x: aten.native_dropout(x, 0.5, True)[0], "true) effect rng : f32[2,3], bool[2,3]"),
     (lambda x: torch.ops.aten.split.Tensor(x, 2, 1)[1],
-     "split, split1 = call aten.split.Tensor(arg0_1, 2, 1) : f32[2,2] strides [3,1], f32[2,1]")])
+     "split, split1 = call aten.split.Tensor(arg0_1, 2, 1) as view : f32[2,2] strides [3,1], "
+     "f32[2,1]"
+     )])
 def test_arguments_and_results(fn: Any, line: str) -> None:
     assert line in text(fn, torch.ones(2, 3))
 

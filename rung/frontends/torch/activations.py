@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
+import torch
+from torch.nn import functional as F
+
 from rung.core.op import Value
-from rung.core.types import BF16, F16, F32
+from rung.core.types import F16, DType
 from rung.frontends.torch.emit import Number
 from rung.frontends.torch.formulas import (
     Body,
@@ -31,6 +35,7 @@ from rung.frontends.torch.formulas import (
     tanh,
     where,
 )
+from rung.runtime.tensors import DTYPES
 
 Build = Body | Callable[..., tuple[Value, ...]]
 
@@ -44,10 +49,17 @@ def unary(fn: str) -> Body:
 ROOT_HALF, ROOT_TWO_BY_PI, CUBE = math.sqrt(0.5), math.sqrt(2 / math.pi), 0.044715
 
 
+@cache
+def is_nan_at_infinity(dtype: DType) -> bool:
+    """Whether eager's gelu is NaN there, as oneDNN's is, which runs on some CPUs."""
+    return bool(torch.isnan(F.gelu(torch.full((64,), math.inf, dtype=DTYPES[dtype], device="cpu"))
+                            ).any())
+
+
 def gelu(x: Term, approximate: str) -> Term:
     if approximate == "none":
         y = x * 0.5 * (1 + erf(x * ROOT_HALF))
-        return where(eq(x, math.inf), math.nan, y) if x.e.dtype in (F32, BF16) else y  # oneDNN's
+        return where(eq(x, math.inf), math.nan, y) if is_nan_at_infinity(x.e.dtype) else y
     return x * 0.5 * (1 + tanh((x + x * x * x * CUBE) * ROOT_TWO_BY_PI))
 
 

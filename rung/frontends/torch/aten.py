@@ -378,7 +378,7 @@ def has_bits(ops: Iterable[Op]) -> bool:
 def _has_bits(op: Op) -> bool:
     match op:
         case Map():
-            return SCALARS[op.fn].rounds_once
+            return not SCALARS[op.fn].approximate
         case Reduce() | Scan():
             return op.monoid not in ("add", "mul") or dtype_of(op.x.type) not in (F32, F64)
         case Contract():
