@@ -184,11 +184,6 @@ class Compilation:
                             saved.lines_for(found.nodes, program, lines), nodes)
 
 
-def lower(program: Func, target: Target, **how: Any) -> History:
-    """All rungs below `program` for one target; `how` is as `Compilation` takes it."""
-    return Compilation(target, **how).lower(program)
-
-
 def generated(module: Module) -> tuple[Func, ...]:
     """The kernels that are not a library's."""
     return tuple(k for k in module.kernels if not is_library(k))

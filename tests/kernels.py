@@ -67,6 +67,11 @@ def _made(history: History) -> Iterator[Made]:
 
 # ---- running one
 
+def lower(program: Func, where: Target, **how: Any) -> History:
+    """All rungs below a program, and the source."""
+    return Compilation(where, **how).lower(program)
+
+
 def compiled(program: Func, where: Target) -> Executable:
     """What runs a program, compiled for a target."""
     compilation = Compilation(where)

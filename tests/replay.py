@@ -26,8 +26,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from rung.compilation import lower
-
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import shards
@@ -74,7 +72,8 @@ def given(kind: str, name: str, train: bool) -> Any:
 
 def write(unit: str, folder: Path) -> shards.Record:
     """The sources of a unit, each in a file, and the program around them."""
-    from rung import pipeline
+    from rung.compilation import Compilation
+    from rung.core.errors import RungError
     from rung.targets.base import target
     from rung.tools.capture import capture
 
@@ -91,9 +90,9 @@ def write(unit: str, folder: Path) -> shards.Record:
             found: Any = target(CUDA if kind.startswith("cuda") else CPU)
             found = replace(found, machine=replace(found.machine, cores=cores))
             try:
-                stages = lower(graph.imported.func, found, hints=graph.hints)
+                stages = Compilation(found, hints=graph.hints).lower(graph.imported.func)
                 text = f"{stages.source}\n{stages.modules['kernel'].main}\n"
-            except pipeline.RungError as error:
+            except RungError as error:
                 text = f"{type(error).__name__}: {error}\n"
             path = folder / f"{kind}-{name}-{way}-{n}-{cores}.txt"
             path.write_text(text, encoding="utf-8")

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import torch
 from functions import rms_norm, rotate
+from kernels import lower
 from torch.nn import functional as F
 
 from rung import pipeline
-from rung.compilation import lower
 from rung.program.memory import Plan, plan
 from rung.targets.base import target
 from rung.targets.cpu.target import Cpu

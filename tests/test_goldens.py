@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 import torch
+from kernels import lower
 
-from rung.compilation import History, lower
+from rung.compilation import History
 from rung.targets.base import target
 from rung.tile.mapping import parse_mapping
 from rung.tools import benchmarks

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from kernels import lower
 from torch import Tensor, nn
 
 from rung import pipeline
-from rung.compilation import lower
 from rung.core.origins import Origin
 from rung.frontends.torch.externs import TORCH
 from rung.program.ir import Module

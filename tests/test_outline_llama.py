@@ -7,9 +7,10 @@ from collections import Counter
 
 import pytest
 import torch
+from kernels import lower
 
 from rung import pipeline
-from rung.compilation import generated, lower
+from rung.compilation import generated
 from rung.core.types import shape_of
 from rung.frontends.torch.externs import TORCH
 from rung.loop.canonical import canonical

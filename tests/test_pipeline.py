@@ -12,12 +12,12 @@ import models
 import pytest
 import torch
 from functions import CASES, copies
-from kernels import compiled
+from kernels import compiled, lower
 from programs import Prog
 from test_end_to_end import rung
 
 from rung import compilation, pipeline
-from rung.compilation import Compilation, lower, read_mappings
+from rung.compilation import Compilation, read_mappings
 from rung.core import trace
 from rung.core.errors import MappingError, VerifyError
 from rung.core.op import Block, Func

@@ -6,13 +6,15 @@ vector unrolled over an axis (Kernel IR), `l2 f32[36,256,14]` an array in a memo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rung.core.expr import ONE, Expr
+
 if TYPE_CHECKING:
-    from rung.core.expr import Expr
     from rung.core.lexer import Cursor
 
 
@@ -131,6 +133,14 @@ class IndexType:
 def axes_type(dtype: DType, axes: tuple[str, ...]) -> AxesType | VecType:
     """The type of a Loop IR value over `axes`."""
     return AxesType(dtype, axes) if axes else VecType(dtype)
+
+
+def contiguous(shape: Sequence[Expr | int]) -> tuple[Expr, ...]:
+    """Strides in elements of contiguous memory; as torch has them, none is 0."""
+    strides = [ONE]
+    for size in reversed(shape[1:]):
+        strides.append(strides[-1] * (ONE if Expr.of(size).is_const(0) else size))
+    return tuple(reversed(strides)) if shape else ()
 
 
 def axes_of(t: Type) -> tuple[str, ...]:

@@ -14,10 +14,10 @@ from importlib import import_module
 from typing import Any
 
 from rung.core.errors import LaunchError, RungError
-from rung.core.expr import ONE, Expr, is_size
+from rung.core.expr import Expr, is_size
 from rung.core.machine import Machine
 from rung.core.op import Func, Value, expressions, walk
-from rung.core.types import ArrayType, TensorType, Type
+from rung.core.types import ArrayType, TensorType, Type, contiguous
 from rung.targets import TARGETS
 from rung.tile.atoms import Library
 from rung.tile.mapping import Mapping as TileMapping
@@ -159,13 +159,7 @@ def strides_of(kind: Type) -> tuple[Expr, ...]:
     """Strides in elements; those of contiguous memory are as torch has them, none is 0."""
     assert isinstance(kind, TensorType | ArrayType)
     given = kind.strides if isinstance(kind, TensorType) else None
-    if given is not None or not kind.shape:
-        return given or ()
-    strides = [ONE]
-    sizes: tuple[Expr | int, ...] = kind.shape
-    for size in reversed(sizes[1:]):
-        strides.append(strides[-1] * (ONE if Expr.of(size).is_const(0) else size))
-    return tuple(reversed(strides))
+    return contiguous(kind.shape) if given is None else given
 
 
 def sizes_of(kernel: Func) -> Iterator[Expr]:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from kernels import lower
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import flop_registry
 
 from rung import cli
-from rung.compilation import lower
 from rung.core import trace
 from rung.core.errors import RungError
 from rung.program.ir import Module

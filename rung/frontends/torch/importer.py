@@ -32,7 +32,7 @@ from rung.core import origins
 from rung.core.errors import Unsupported
 from rung.core.expr import ONE, ZERO, Expr, is_size, may_be_negative, sym
 from rung.core.op import RESERVED, Block, Func, Names, Op, Value, expressions
-from rung.core.types import INDEX, TensorType, Type, shape_of
+from rung.core.types import INDEX, TensorType, Type, contiguous, shape_of
 from rung.frontends.torch.calls import memory_of
 from rung.frontends.torch.compat import (
     Sympy,
@@ -48,7 +48,6 @@ from rung.frontends.torch.promises import is_promised, promise
 from rung.frontends.torch.sources import origin_of
 from rung.frontends.torch.types import (
     TORCH_DTYPES,
-    contiguous_strides,
     order_of,
     to_expr,
     type_of,
@@ -213,7 +212,7 @@ class _Importer:
                 val.layout is not torch.strided):
             return kind
         strides = tuple(self._extent(n) for n in val.stride())
-        return kind if strides == contiguous_strides(kind.shape) else replace(
+        return kind if strides == contiguous(kind.shape) else replace(
             kind, strides=strides)
 
     # ---- numbers

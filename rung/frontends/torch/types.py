@@ -11,7 +11,7 @@ import torch
 from rung.core.errors import Unsupported
 from rung.core.expr import ONE, Expr, may_be_negative, sym
 from rung.core.op import Func
-from rung.core.types import BOOL, FLOAT, INDEX, DType, TensorType, Type, VecType
+from rung.core.types import BOOL, FLOAT, INDEX, DType, TensorType, Type, VecType, contiguous
 from rung.frontends.torch.compat import Sympy, size_expr
 from rung.runtime.tensors import DTYPES
 
@@ -81,13 +81,6 @@ def dtype_of(dtype: torch.dtype, negated: bool = False) -> DType:
                           8 * dtype.itemsize)
 
 
-def contiguous_strides(shape: Sequence[Expr]) -> tuple[Expr, ...]:
-    strides = [ONE]
-    for size in reversed(shape[1:]):
-        strides.append(strides[-1] * size)
-    return tuple(reversed(strides)) if shape else ()
-
-
 def order_of(kind: Type) -> tuple[int, ...] | None:
     """The dimensions from the slowest to the fastest in memory; None for a layout with gaps."""
     assert isinstance(kind, TensorType)
@@ -129,7 +122,7 @@ def type_of(val: Any, size_of: Callable[[int | torch.SymInt], Expr] = size_of) -
     if sparse:  # library calls alone make and read it
         return TensorType(DType(f"sparse_{dtype}", "x", dtype.bits), shape)
     strides = tuple(size_of(s) for s in val.stride())
-    plain = zip(shape, strides, contiguous_strides(shape), strict=True)
+    plain = zip(shape, strides, contiguous(shape), strict=True)
     if any(s.is_const(0) for s in shape) or all(s is ONE or a is b for s, a, b in plain):
         return TensorType(dtype, shape)
     return TensorType(dtype, shape, strides)

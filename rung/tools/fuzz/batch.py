@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from rung.compilation import History, generated, lower
+from rung.compilation import Compilation, History, generated
 from rung.core.cost import bound
 from rung.core.errors import Unsupported
 from rung.frontends.torch import compat
@@ -120,7 +120,7 @@ def _part(gm: fx.GraphModule, program: Program, target: Target, prefix: str) -> 
     precision = dict(program.options).get("precision", "default")
     with compat.unset_fake_temporarily():
         imported = import_graph(gm, static=compat.static_inputs(gm))
-        return Part(imported, lower(imported.func, target, precision=precision), prefix)
+        return Part(imported, Compilation(target, precision).lower(imported.func), prefix)
 
 
 def _run(part: Part, args: list[Any]) -> Any:
