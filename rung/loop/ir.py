@@ -149,13 +149,13 @@ class Fold(FoldBase):
         return (self.carrier, self.product) == ("add", "mul")
 
     @property
-    def fuses(self) -> bool:
+    def is_fma(self) -> bool:
         """Whether one step is a fused multiply-add of both inputs."""
         return self.sums_products and self.acc.is_float
 
     def step(self, make: Make, state: Sequence[Value], xs: Sequence[Value]) -> tuple[Value, ...]:
         """The state after one more element, or family of elements: of products where none fuse."""
-        if self.fuses:
+        if self.is_fma:
             return (make(Map("fma", (*xs, state[0])), state[0].name),)
         return self.rule.step(make, state, xs)
 

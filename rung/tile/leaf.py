@@ -129,7 +129,7 @@ def _inputs(stmt: Stmt, scope: Scope) -> list[Value]:
     op, b, axis = stmt.fold, scope.builder, stmt.folds
     values = [value(v, scope) for v in op.args]
     partial = scope.env[axis].partial
-    if op.fuses:
+    if op.is_fma:
         return [within(v, 0.0, axis, scope) if partial and not is_zero(x, axis, scope) else v
                 for v, x in zip(values, op.args, strict=True)]
     if op.product:
