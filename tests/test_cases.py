@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from rung.core.op import walk
 from rung.kernel.ir import For
+from rung.targets.cpu.machine import NEEDS, features
 
 Tensors = list[torch.Tensor]
 
@@ -188,6 +189,18 @@ def test_counts_over_merged_dimensions(dtype: torch.dtype, dynamic: bool) -> Non
         assert all(map(torch.equal, run(x), fn(x)))
 
 
+def test_the_largest_of_truths_as_numbers() -> None:
+    """gcc 12 takes the least integer > -(a == b), of signed vectors, for true."""
+    def fn(x: torch.Tensor) -> Any:
+        found = (x.int() == 99).int()
+        return found.amax(-1), found.argmax(-1), found.amin(-1), (x.long() == 99).long().amax(0)
+
+    for shape in ((2, 12), (3, 64), (5, 7)):
+        for x in (torch.zeros(shape, dtype=torch.int64), torch.full(shape, 99)):
+            assert all(map(torch.equal, rung(fn)(x), fn(x)))
+
+
+@pytest.mark.skipif(not NEEDS["cpu.avx512"] <= features(), reason="this CPU has no AVX-512")
 def test_folds_run_in_vectors() -> None:
     """Of the widest type in them that a register holds, over all dimensions that are contiguous."""
     x = torch.randn(6, 32, 64)

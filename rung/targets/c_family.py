@@ -173,8 +173,9 @@ class Prelude:
             return f"{self._helper(f'to_{dst}', F32, lanes)}({single})"
         if dst == BOOL:
             return self.call("ne", src, lanes, [arg, self.constant(0, src, lanes)])
-        if src == BOOL:
-            return self.cast(I32, dst, lanes, arg if lanes == 1 else f"(-{arg})")
+        if src == BOOL:  # by `neg`, since gcc 12 takes least > -x, of signed vectors, for true
+            whole = arg if lanes == 1 else self.call("neg", I32, lanes, [arg])
+            return self.cast(I32, dst, lanes, whole)
         if src.is_float and dst in (I16, I8, U8):
             return self.cast(I32, dst, lanes, self.cast(src, I32, lanes, arg))
         if dst.is_float and src in (I16, I8, U8):

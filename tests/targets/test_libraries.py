@@ -62,7 +62,7 @@ def test_the_result_of_a_library_is_not_copied(shape: tuple[int, ...]) -> None:
                         for run in (compiled, model))
     (stages,) = [e.data["history"] for e in events if e.kind == "compiled"]
     assert any(map(is_library, stages.modules["kernel"].kernels))
-    assert mine <= 1.05 * eagers
+    assert mine < eagers + 512 * 1024 * 4 / 2  # half of the smaller result: oneDNN may want scratch
 
 
 def test_a_library_updates_memory_in_place() -> None:

@@ -364,8 +364,10 @@ class _Importer:
         given = (*(("", self._arg(a)) for a in args),
                  *((k, self._arg(a)) for k, a in named.items()))
         states = tuple(map(self._arg, updates))
-        self._add(node, program.Call(str(op), given, types, effect, states,
-                                     memory_of(str(op)) if args else ""), val)
+        memory = memory_of(str(op))
+        if memory != "unwritten" and not (given and isinstance(given[0][1], Value)):
+            memory = ""  # what it would be of is no tensor of the graph
+        self._add(node, program.Call(str(op), given, types, effect, states, memory), val)
 
     def _add(self, node: fx.Node, op: program.Call | program.Write, val: Any) -> None:
         op.check()
