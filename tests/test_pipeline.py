@@ -145,6 +145,15 @@ def test_a_kernel_is_mapped_once_for_each_structure(monkeypatch: pytest.MonkeyPa
     one.lower(models.softmax(11, 24))
 
 
+def test_a_mapping_is_for_the_cores_of_its_target() -> None:
+    """Machines of one name, in one process."""
+    found = target("cpu.avx512")
+    for order in ((1, 2), (2, 1)):
+        sources = {cores: lower(models.softmax(512, 2048), replace(
+            found, machine=replace(found.machine, cores=cores))).source for cores in order}
+        assert "omp parallel" in sources[2] and "omp parallel" not in sources[1]
+
+
 def test_fusion_is_careful_where_a_kernel_has_no_mapping(monkeypatch: pytest.MonkeyPatch) -> None:
     real = pipeline._choice
 
