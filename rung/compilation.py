@@ -11,6 +11,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -65,7 +66,7 @@ class History:
     error: RungError | None = None
     source: str = ""
 
-    @property
+    @cached_property
     def modules(self) -> dict[str, Module]:
         """The module at the end of each rung whose passes all ran."""
         following = (*(s.ran for s in self.steps[1:]), self.failed)

@@ -5,11 +5,7 @@ registry refuses all but the first; this module, of which there is one, register
 leaves nothing to be registered to those who load it.
 """
 
-from collections.abc import Callable
 from typing import Any
-
-from torch import fx
-from torch._dynamo.backends.registry import register_backend
 
 from rung.compilation import compile_program
 from rung.core.options import Options
@@ -18,13 +14,13 @@ from rung.frontends.torch.importer import Imported
 from rung.targets import TARGETS
 
 
-def _verified(run: Run, graph: fx.GraphModule, imported: Imported, options: Options) -> Run:
+def _verified(run: Run, graph: Any, imported: Imported, options: Options) -> Run:
     """`tools.verify`, which few need, is imported where it is asked for."""
     from rung.tools import verify
 
     return verify.verified(run, graph, imported, options)
 
 
-rung: Callable[..., Any] = Backend(compile_program, _verified, tuple(TARGETS))
-register_backend(rung, name="rung")
+rung = Backend(compile_program, _verified, tuple(TARGETS))
+rung.register("rung")
 loaded = None

@@ -23,11 +23,8 @@ from rung.core.expr import Expr, is_size
 from rung.core.interp import Interp
 from rung.core.op import Block, Effect, Func, Op, Value, Vocabulary, expressions, walk
 from rung.core.ops import IndexValue, Yield
-from rung.core.types import BOOL, I32, I64, TensorType, Type
+from rung.core.types import BOOL, I32, I64, TensorType, Type, contiguous
 from rung.tensor import ir as tensor
-
-HOST = ("copy", "empty")
-"""Calls that belong to no front end: a copy of a tensor, and memory of a shape and type."""
 
 MEMORY = ("", "view", "copy", "unwritten")
 """What the results of a call are: views of its first operand, a copy of it, memory as it is."""
@@ -39,7 +36,7 @@ Args = tuple[tuple[str, Any], ...]  # (keyword or "", argument)
 
 @dataclass(frozen=True, eq=False)
 class Call(Op):
-    """A library call: an operator of the front end, or one of `HOST`, which every host has.
+    """A library call: an operator of the front end, or `copy` or `empty`, which every host has.
 
     `updates` are further operands, which the call writes in place: the first results are their new
     states, in the same storage. `memory` says what is known of the storage of its results, one of
@@ -243,8 +240,9 @@ def copied(value: Value, results: tuple[Value, ...] = ()) -> Call:
 
 
 def unwritten(kind: TensorType) -> Call:
-    """A call of the host's `empty`."""
-    return Call("empty", (("", kind.shape), ("", kind.dtype)), (kind,), memory="unwritten")
+    """A call of the host's `empty`, of contiguous memory."""
+    args = (("", kind.shape), ("", contiguous(kind.shape)), ("", kind.dtype))
+    return Call("empty", args, (kind,), memory="unwritten")
 
 
 def is_view(op: Op | None) -> bool:

@@ -22,13 +22,8 @@ def new_memory(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -
 # Torch's own is private and takes a third of the time; both are blind to default devices.
 empty: Callable[..., torch.Tensor] = getattr(guards, "_empty_strided_cpu", new_memory)
 
-def unfilled(size: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """A contiguous tensor of undefined content on the host."""
-    return torch.empty(tuple(size), dtype=dtype, device="cpu")
-
-
-HOST_CALLS: dict[str, Callable[..., torch.Tensor]] = {"copy": torch.clone, "empty": unfilled}
-"""The calls that belong to no front end: `program.ir.HOST`."""
+HOST_CALLS: dict[str, Callable[..., torch.Tensor]] = {"copy": torch.clone, "empty": new_memory}
+"""The calls that belong to no front end: a copy, and memory as it is."""
 
 DTYPES: dict[DType, torch.dtype] = {dtype: getattr(torch, name) for name, dtype in (
     ("float64", F64), ("float32", F32), ("bfloat16", BF16), ("float16", F16), ("int64", I64),

@@ -1,7 +1,7 @@
 """Tensors without elements: what makes one is a call, what folds one away a `full`.
 
-    t = x + b : f32[0,8]                  ->    t = call empty([0,8], f32) as unwritten : f32[0,8]
-    s = reduce add t over [0] : f32[8]    ->    s = full 0.0 [8] f32
+    t = x + b : f32[0,8]                -> t = call empty([0,8], [8,1], f32) as unwritten : f32[0,8]
+    s = reduce add t over [0] : f32[8]  -> s = full 0.0 [8] f32
 
 So no kernel has an axis of extent 0, by which nothing can be divided.
 """

@@ -12,6 +12,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 from torch import nn
@@ -60,7 +61,7 @@ class Reached:
     def modules(self) -> dict[str, Module]:
         return self.history.modules if self.history else {}
 
-    @property
+    @cached_property
     def events(self) -> list[Event]:
         steps = self.history.steps if self.history else ()
         return [event for step in steps for event in step.events]

@@ -17,6 +17,7 @@ from torch import fx
 
 from rung.core.op import walk
 from rung.core.types import BF16, F16, F32, F64, TensorType
+from rung.frontends.torch.calls import memory_of
 from rung.frontends.torch.oracle import to_numpy
 from rung.program.ir import Module
 from rung.runtime.tensors import DTYPES, cloned
@@ -198,16 +199,11 @@ class _Unwritten(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)
-        if getattr(n.target, "overloadpacket", None) in UNWRITTEN:
+        if memory_of(str(n.target)) == "unwritten":
             whole = not (value.is_floating_point() or value.is_complex())
             value.fill_(torch.nan if not whole else value.dtype is torch.bool or
                         torch.iinfo(value.dtype).max)
         return value
-
-
-aten = torch.ops.aten
-UNWRITTEN = (aten.empty, aten.empty_strided, aten.empty_like, aten.new_empty,
-             aten.new_empty_strided)
 
 
 def nudged(module: fx.GraphModule, inputs: Results, seed: torch.Tensor, number: int = 0

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from torch import fx
+from torch._dynamo.backends.registry import register_backend
 
 from rung.core import trace
 from rung.core.errors import LoweringError, RungError, Unsupported
@@ -57,6 +58,10 @@ class Backend:
         compiler = partial(self.compile_graph, options=chosen)
         return traced(gm, example_inputs, compiler, compiler, compiler,
                       partial(declined, options=chosen))
+
+    def register(self, name: str) -> None:
+        """Make it known to `torch.compile(backend=name)`."""
+        register_backend(self, name=name)
 
     def reset(self) -> None:
         """What `torch.compiler.reset()` calls: warnings are given anew."""

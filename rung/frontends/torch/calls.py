@@ -57,14 +57,15 @@ UNWRITTEN = ("aten.empty.memory_format", "aten.empty_like.default", "aten.empty_
              "aten.new_empty.default", "aten.new_empty_strided.default")
 
 
+@cache
 def memory_of(target: str) -> str:
     """What is known of the storage of a call's results, as `program.ir.Call` says it."""
-    if target in UNWRITTEN or target == "aten.clone.default":
-        return "unwritten" if target in UNWRITTEN else "copy"
-    if not schema_of(target):
-        return ""
-    schema = overload(target)._schema
-    views = not schema.is_mutable and any(r.alias_info is not None for r in schema.returns)
+    if target in UNWRITTEN:
+        return "unwritten"
+    if target == "aten.clone.default":
+        return "copy"
+    schema = overload(target)._schema if schema_of(target) else None
+    views = schema and not schema.is_mutable and any(r.alias_info for r in schema.returns)
     return "view" if views else ""
 
 

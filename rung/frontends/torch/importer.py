@@ -212,8 +212,7 @@ class _Importer:
                 val.layout is not torch.strided):
             return kind
         strides = tuple(self._extent(n) for n in val.stride())
-        return kind if strides == contiguous(kind.shape) else replace(
-            kind, strides=strides)
+        return kind if strides == contiguous(kind.shape) else replace(kind, strides=strides)
 
     # ---- numbers
     def _size(self, x: int | torch.SymInt) -> Expr:
