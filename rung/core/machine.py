@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from rung.core.layout import Panel
+
 GRID, THREAD, SEQ, UNROLL, VECTOR = "grid", "thread", "seq", "unroll", "vector"
 
 
@@ -43,6 +45,34 @@ class Rates:
 
 
 @dataclass(frozen=True)
+class Operand:
+    """What an atom takes for one parameter of its meaning: in which space, and how it lies there.
+
+    A layout speaks of the meaning's axes; None is any.
+    """
+
+    space: str
+    layout: Panel | None = None
+
+
+@dataclass(frozen=True)
+class Atom:
+    """An instruction that a contraction can run on.
+
+    `meaning` is what one call computes, as Loop IR: rows i, columns j (its lanes) and depth k, with
+    the types of its operands. `rate` is the entry of `Rates.flops` at which it runs, `text` how the
+    target writes it. Between calls of a `group` other than sync stand waits.
+    """
+
+    name: str
+    meaning: str
+    operands: tuple[Operand, ...]
+    rate: str = "f32"
+    group: str = "sync"
+    text: str = ""
+
+
+@dataclass(frozen=True)
 class Teams:
     """What runs the roles of a kernel beside each other: queues, or teams of `threads` each.
 
@@ -66,7 +96,7 @@ class Machine:
     lanes: int
     registers: int
     movers: tuple[str, ...] = ()
-    atoms: tuple[str, ...] = ()
+    atoms: tuple[Atom, ...] = ()
     cores: int = 1
     asynchronous: tuple[str, ...] = ()  # the movers whose transfers end at a wait
     teams: Teams | None = None  # None: a kernel has no roles
@@ -92,6 +122,9 @@ class Machine:
     def rank(self, name: str) -> int:
         """Position of a level, outermost first."""
         return [x.name for x in self.levels].index(name)
+
+    def atom(self, name: str) -> Atom | None:
+        return next((x for x in self.atoms if x.name == name), None)
 
     def space(self, name: str) -> Space | None:
         return next((x for x in self.spaces if x.name == name), None)

@@ -1,8 +1,8 @@
-"""Instructions that the Kernel IR can call: each has a meaning, its text is the target's.
+"""Instructions that the Kernel IR can call: which ones there are is for the machine to say.
 
-The meaning is a Loop IR fragment, on which legality matches a contraction and against which a test
-runs the instruction. `apply mac16 c, a, b by k16` works on families: a varies over rows and the
-unrolled axis k16, b over k16 and lanes; sizes are multiples of the instruction's.
+`apply mac16 c, a, b by k16` works on families: a varies over rows and the unrolled axis k16, b over
+k16 and lanes; sizes are multiples of the instruction's. Operands of a narrower type than c are
+converted to it before they are multiplied.
 """
 
 from __future__ import annotations
@@ -16,31 +16,7 @@ from rung.core.errors import VerifyError
 from rung.core.interp import Interp
 from rung.core.op import Op, Value
 from rung.core.ops import join
-from rung.core.types import F32, Axis, DType, Type, dtype_of
-
-
-@dataclass(frozen=True)
-class Intrinsic:
-    """A contraction instruction: rows x columns x depth of one call; 1 x 1 x 1 is scalar."""
-
-    name: str
-    rows: int
-    cols: int
-    depth: int
-    acc: DType = F32
-
-    @property
-    def meaning(self) -> str:
-        """The fragment that one call computes, as Loop IR text."""
-        m, n, k = self.rows, self.cols, self.depth
-        return (f"kernel {self.name}(a: {self.acc}[{m},{k}], b: {self.acc}[{k},{n}]) -> "
-                f"d: {self.acc}[{m},{n}]\n"
-                f"  c = contract add mul a[i,k], b[k,j] over k {k} : {self.acc} over i,j "
-                f"acc {self.acc}\n  d[i,j] = c\n")
-
-
-INTRINSICS = {x.name: x for x in (
-    Intrinsic("fma", 1, 1, 1), Intrinsic("ffma", 1, 1, 1), Intrinsic("mac16", 16, 16, 16))}
+from rung.core.types import Axis, Type, dtype_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,12 +35,10 @@ class Apply(Op):
         return (self.c.type,)
 
     def check(self) -> None:
-        if self.name not in INTRINSICS:
-            raise VerifyError(f"no instruction is called {self.name!r}")
-        acc = INTRINSICS[self.name].acc
-        if {dtype_of(v.type) for v in (self.c, self.a, self.b)} != {acc}:
-            raise VerifyError(f"{self.name} takes {acc}, not {self.c.type}, {self.a.type}, "
-                              f"{self.b.type}")
+        acc = dtype_of(self.c.type)
+        if any(dtype_of(v.type).is_float != acc.is_float or dtype_of(v.type).bytes > acc.bytes
+               for v in (self.a, self.b)):
+            raise VerifyError(f"products of {self.a.type} and {self.b.type} are no {self.c.type}")
         product = join((self.a.type, self.b.type), acc)
         free = [u for u in getattr(product, "unroll", ()) if u[0] != self.axis]
         if set(free) - set(getattr(self.c.type, "unroll", ())):
@@ -73,6 +47,7 @@ class Apply(Op):
     def run(self, interp: Interp, *operands: Any) -> Any:
         at = interp.position(self.axis)
         c, a, b = (np.reshape(x, np.shape(x) or (1,) * len(interp.axes)) for x in operands)
+        a, b = a.astype(c.dtype), b.astype(c.dtype)
         dims = range(a.ndim)
         keep = [[d for d in dims if x.shape[d] != 1 or d == at] for x in (a, b)]
         out = [d for d in dims if d != at and (d in keep[0] or d in keep[1])]

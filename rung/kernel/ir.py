@@ -37,7 +37,6 @@ from rung.core.ops import (
 from rung.core.scalar import MONOIDS
 from rung.core.text import LANE
 from rung.core.types import I64, ArrayType, Axis, Type, VecType, dtype_of
-from rung.kernel.intrinsics import INTRINSICS as INTRINSICS
 from rung.kernel.intrinsics import Apply as Apply
 from rung.kernel.loops import THREADS
 from rung.kernel.loops import For as For

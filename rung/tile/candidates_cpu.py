@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 
+from rung.core.layout import Panel
 from rung.core.machine import Machine
 from rung.core.op import Func, Value, uses
 from rung.core.ops import Cast, IndexValue, Map
@@ -355,6 +356,6 @@ def _pack(shape: Shape, base: TileMapping) -> tuple[Place, ...]:
         if copies and line and not any(lv == "simd" for lv, _ in line.splits):
             reduced = base.axis(main.axis)
             along = reduced is not None and any(lv == "simd" for lv, _ in reduced.splits)
-            panel = None if along else (rows[0], copies)  # lanes along k want rows of k
+            panel = None if along else Panel(((rows[0], copies),))  # lanes along k want rows of k
             return (Place((value.name,), "l2", main.axis, "l3", panel),)
     return ()

@@ -13,7 +13,6 @@ from itertools import islice
 from rung.core.errors import MappingError
 from rung.core.machine import Machine
 from rung.core.op import Func
-from rung.kernel.ir import INTRINSICS
 from rung.loop import ir as loop
 from rung.tile import mapping as tile
 from rung.tile.complete import (
@@ -26,6 +25,7 @@ from rung.tile.complete import (
     with_values,
 )
 from rung.tile.legality import is_legal
+from rung.tile.match import tile_of
 
 Lines = tuple[tile.AxisLine, ...]
 Splits = tuple[tuple[str, int | None], ...]
@@ -65,16 +65,16 @@ def _complete(kernel: Func, mapping: tile.Mapping, machine: Machine, space: str,
 
 def _matrix(kernel: Func, machine: Machine) -> Iterator[tuple[Lines, tuple[tile.Use, ...]]]:
     """The first contraction that has rows and columns of its own, on the matrix unit."""
-    atoms = [INTRINSICS[a] for a in machine.atoms if INTRINSICS[a].depth > 1]
     for op, rows, cols in contractions(kernel):
-        for atom in atoms:
+        for atom in machine.atoms:
+            tall, wide, deep = tile_of(atom)
             for row, col in ((r, c) for one, two in ((rows, cols), (cols, rows))
                              for r in one[-1:] for c in two[-1:]):
                 for height, width in ((4, 4), (2, 4), (1, 4), (1, 1)):
                     special: dict[str, Splits] = {
-                        row: (("seq", None), ("atom", height * atom.rows)),
-                        col: (("seq", None), ("atom", width), ("lane", atom.cols)),
-                        op.axis: (("pipe", None), ("atom", 2 * atom.depth))}
+                        row: (("seq", None), ("atom", height * tall)),
+                        col: (("seq", None), ("atom", width), ("lane", wide)),
+                        op.axis: (("pipe", None), ("atom", 2 * deep))}
                     yield (_lines(kernel, special, reduced_outside=False),
                            (tile.Use(op.result.name, atom.name),))
 

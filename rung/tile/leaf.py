@@ -117,21 +117,24 @@ def _keep(op: Op, state: Sequence[Value], scope: Scope) -> None:
 
 def _step(op: loop.Fold, state: tuple[Value, ...], xs: Sequence[Value], spot: Spot, scope: Scope
           ) -> tuple[Value, ...]:
-    atom = scope.tree.atoms.get(op.results[0].name)
-    if atom is None:
+    found = scope.tree.atoms.get(op.results[0].name)
+    if found is None:
         return op.step(scope.builder.one, state, xs)
-    (unit,) = spot.units
-    return (scope.builder.one(Apply(atom, state[0], xs[0], xs[1], unit.name), state[0].name),)
+    (unit,), name = spot.units, found.atom.name
+    return (scope.builder.one(Apply(name, state[0], xs[0], xs[1], unit.name), state[0].name),)
 
 
 def _inputs(stmt: Stmt, scope: Scope) -> list[Value]:
     """What a fold's step reads; lanes and copies beyond the extent become the identity."""
     op, b, axis = stmt.fold, scope.builder, stmt.folds
-    values = [value(v, scope) for v in op.args]
+    found = scope.tree.atoms.get(op.results[0].name)
+    args = found.args if found else op.args
+    values = [value(v, scope) for v in args]
     partial = scope.env[axis].partial
-    if op.is_fma:
-        return [within(v, 0.0, axis, scope) if partial and not is_zero(x, axis, scope) else v
-                for v, x in zip(values, op.args, strict=True)]
+    if op.is_fma or found:
+        zero = op.rule.absent(op.acc)[0]
+        return [within(v, zero, axis, scope) if partial and not is_zero(x, axis, scope) else v
+                for v, x in zip(values, args, strict=True)]
     if op.product:
         values = [b.one(Map(op.product, tuple(values)), "p")]
     if not partial:

@@ -16,11 +16,11 @@ from rung.core.errors import MappingError
 from rung.core.machine import GRID, THREAD, UNROLL, VECTOR, Machine
 from rung.core.op import Func
 from rung.core.types import axes_of
-from rung.kernel.ir import INTRINSICS
 from rung.loop import ir as loop
 from rung.tile import mapping as tile
 from rung.tile.budget import check_budget
 from rung.tile.mapping import refuse
+from rung.tile.match import match, tile_of
 from rung.tile.nest import LOOPS, Nest, Split
 from rung.tile.places import check_overlap, check_place
 from rung.tile.roles import check_roles
@@ -173,31 +173,31 @@ def _stored(tree: Tree) -> None:
 # ---- atoms and combines
 def _use(tree: Tree, u: tile.Use) -> None:
     op = next((f for f in loop.reductions(tree.kernel) if f.results[0].name == u.contraction), None)
-    if u.atom not in tree.nest.machine.atoms or u.atom not in INTRINSICS:
+    atom = tree.nest.machine.atom(u.atom)
+    if atom is None:
         refuse(f"{tree.nest.machine.name} has no atom {u.atom}")
     if op is None or not op.sums_products:
         refuse(f"{u.contraction} is no contraction of products")
-    atom = INTRINSICS[u.atom]
-    if op.acc != atom.acc:
-        refuse(f"{u.atom} accumulates {atom.acc}, {u.contraction} is {op.acc}")
-    if atom.depth > 1:
-        _matrix(tree.nest, u, op)
+    if match(atom, op, tree.made) is None:
+        refuse(f"{u.atom} computes {atom.meaning.splitlines()[0]}, not {u.contraction}")
+    if tile_of(atom)[2] > 1:
+        _matrix(tree.nest, u, op, *tile_of(atom))
 
 
-def _matrix(nest: Nest, u: tile.Use, op: loop.Fold) -> None:
+def _matrix(nest: Nest, u: tile.Use, op: loop.Fold, height: int, width: int, depth: int) -> None:
     """Rows and depth unrolled, columns in lanes, all in multiples of the instruction."""
-    atom, k = INTRINSICS[u.atom], op.axis
-    depth = [s for s in nest.splits[k] if s.kind not in LOOPS]
-    if len(depth) != 1 or depth[0].kind != UNROLL or (depth[0].size or 1) % atom.depth:
-        refuse(f"{u.atom} needs {k} unrolled by a multiple of {atom.depth}")
+    k = op.axis
+    inner = [s for s in nest.splits[k] if s.kind not in LOOPS]
+    if len(inner) != 1 or inner[0].kind != UNROLL or (inner[0].size or 1) % depth:
+        refuse(f"{u.atom} needs {k} unrolled by a multiple of {depth}")
     a, b = (set(axes_of(x.type)) for x in op.args)
     cols = [x for x in axes_of(op.result.type) if nest.count(x, VECTOR) > 1]
-    if len(cols) != 1 or nest.count(cols[0], VECTOR) != atom.cols or (cols[0] in a & b):
-        refuse(f"{u.atom} needs {atom.cols} lanes of an axis of one operand of {u.contraction}")
+    if len(cols) != 1 or nest.count(cols[0], VECTOR) != width or (cols[0] in a & b):
+        refuse(f"{u.atom} needs {width} lanes of an axis of one operand of {u.contraction}")
     other = (a if cols[0] in b else b) - (a & b)
     rows = prod(nest.count(x, UNROLL) for x in other if x != k)
-    if rows % atom.rows:
-        refuse(f"{u.atom} needs a multiple of {atom.rows} rows, not {rows}")
+    if rows % height:
+        refuse(f"{u.atom} needs a multiple of {height} rows, not {rows}")
     for x in (a & b) - {k}:
         if nest.count(x, UNROLL) > 1:
             refuse(f"{x} is in both operands of {u.contraction}: {u.atom} takes one at a time")

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from rung.core.errors import MappingError, ParseError
+from rung.core.layout import Panel
 from rung.core.op import Func
 
 
@@ -48,7 +49,7 @@ class Place:
     space: str
     axis: str
     level: str
-    panel: tuple[str, int] | None = None
+    panel: Panel | None = None
     pad: int = 0
     ring: int = 1
     mover: str = ""
@@ -60,7 +61,7 @@ class Place:
 
     def __str__(self) -> str:
         text = f"place {', '.join(self.values)} in {self.space} at {self.loop}"
-        text += f" as panel({self.panel[0]} {self.panel[1]})" if self.panel else ""
+        text += f" as {self.panel}" if self.panel else ""
         text += f" pad {self.pad}" if self.pad else ""
         text += f" ring {self.ring}" if self.ring > 1 else ""
         return text + (f" by {self.mover}" if self.mover else "")
@@ -176,7 +177,7 @@ class Mapping:
             new(self.kernel), self.machine,
             tuple(replace(x, axis=new(x.axis)) for x in self.axes),
             tuple(replace(p, values=tuple(map(new, p.values)), axis=new(p.axis),
-                          panel=p.panel and (new(p.panel[0]), p.panel[1])) for p in self.places),
+                          panel=p.panel and p.panel.renamed(names)) for p in self.places),
             tuple(Carry(new(c.fold), new(c.buffer)) for c in self.carries),
             tuple(replace(u, contraction=new(u.contraction)) for u in self.uses),
             tuple(replace(c, fold=new(c.fold)) for c in self.combines), self.roles,
@@ -200,8 +201,9 @@ class Mapping:
 
 
 _NAME = r"[A-Za-z_]\w*"
+_BLOCK = r"\s*\w+\s+\d+\s*"
 _PLACE = re.compile(rf"place\s+({_NAME}(?:\s*,\s*{_NAME})*)\s+in\s+(\w+)\s+at\s+(\w+)\.(\w+)"
-                    rf"(?:\s+as\s+panel\(\s*(\w+)\s+(\d+)\s*\))?(?:\s+pad\s+(\d+))?"
+                    rf"(?:\s+as\s+panel\(({_BLOCK}(?:,{_BLOCK})*)\))?(?:\s+pad\s+(\d+))?"
                     rf"(?:\s+ring\s+(\d+))?(?:\s+by\s+([\w.]+))?")
 _CARRY = re.compile(rf"carry\s+({_NAME})\s+in\s+({_NAME})")
 _USE = re.compile(rf"use\s+({_NAME})\s+with\s+([\w.]+)")
@@ -240,8 +242,9 @@ def _axis_line(m: re.Match[str]) -> AxisLine:
 
 def _place(m: re.Match[str]) -> Place:
     values = tuple(v.strip() for v in m[1].split(","))
-    panel = (m[5], int(m[6])) if m[5] else None
-    return Place(values, m[2], m[3], m[4], panel, int(m[7] or 0), int(m[8] or 1), m[9] or "")
+    blocks = [block.split() for block in (m[5] or "").split(",") if block]
+    panel = Panel(tuple((axis, int(size)) for axis, size in blocks)) if blocks else None
+    return Place(values, m[2], m[3], m[4], panel, int(m[6] or 0), int(m[7] or 1), m[8] or "")
 
 
 _STATEMENTS: tuple[tuple[re.Pattern[str], str, Callable[[re.Match[str]], Any]], ...] = (

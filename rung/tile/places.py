@@ -38,8 +38,9 @@ def _value(nest: Nest, p: tile.Place, value: Value, split: Split) -> None:
     axes = axes_of(value.type)
     if p.ring > 1 or p.mover:
         refuse(f"{value.name} is computed: no mover brings it and no ring holds it")
-    if p.panel and p.panel[0] not in axes:
-        refuse(f"{value.name} does not vary over {p.panel[0]}")
+    for axis, _ in p.panel.blocks if p.panel else ():
+        if axis not in axes:
+            refuse(f"{value.name} does not vary over {axis}")
     for a in axes:
         extent_in(nest, value.name, a, nest.block_at(a, split))
 

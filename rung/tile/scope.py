@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from rung.core.expr import ZERO, Expr, sym
+from rung.core.layout import Panel
 from rung.core.op import Builder, Op, Value
 from rung.tile.box import Tile
 from rung.tile.nest import Spot
@@ -18,7 +19,12 @@ class Stored:
 
     array: Value
     dims: tuple[tuple[str, Expr], ...]
-    panel: tuple[str, int] | None = None
+    panel: Panel | None = None
+
+    @property
+    def groups(self) -> frozenset[str]:
+        """Axes of which it has whole blocks, also beyond the extent."""
+        return self.panel.groups if self.panel else frozenset()
 
 
 @dataclass

@@ -137,7 +137,7 @@ def _state_arrays(stmt: Stmt, scope: Scope) -> None:
 
 def _array(value: Value, axes: Sequence[str], space: str, scope: Scope, place: Place | None
            ) -> Stored:
-    dims, shape, nest = [], [], scope.tree.nest
+    dims, sizes, nest = [], [], scope.tree.nest
     for axis in axes:
         spot = scope.env[axis]
         extent = nest.padded(axis) if spot.block is None else spot.block
@@ -145,15 +145,12 @@ def _array(value: Value, axes: Sequence[str], space: str, scope: Scope, place: P
             refuse(f"{value.name} needs an array over {axis}, whose extent {nest.extents[axis]} "
                    f"is symbolic")
         dims.append((axis, spot.base))
-        shape.append(extent)
+        sizes.append(extent)
     panel = place.panel if place else None
-    if panel:
-        at = list(axes).index(panel[0])
-        blocks = -(-shape[at] // panel[1])
-        shape = [blocks, *(s for n, s in enumerate(shape) if n != at), panel[1]]
-    elif place and place.pad:
-        shape[-1] += place.pad
-    kind = ArrayType(space, dtype_of(value.type), tuple(shape))
+    shape = panel.shape(dict(zip(axes, sizes, strict=True))) if panel else tuple(sizes)
+    if place and place.pad and not panel:
+        shape = (*shape[:-1], shape[-1] + place.pad)
+    kind = ArrayType(space, dtype_of(value.type), shape)
     return Stored(scope.builder.one(Alloc((kind,)), value.name), tuple(dims), panel)
 
 

@@ -137,7 +137,8 @@ class Walk:
     def _spot(self, node: Loop) -> Spot:
         """Where the ragged block is."""
         split = node.split
-        shrink = not any(s.folds == split.axis for s in node.stmts)
+        whole = any(p.panel and split.axis in p.panel.groups for p in self.tree.mapping.places)
+        shrink = not whole and not any(s.folds == split.axis for s in node.stmts)
         start = self.extents[split.axis] // split.step * split.step
         return self.nest.ragged(split.axis, start, shrink)
 

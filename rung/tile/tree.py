@@ -27,10 +27,10 @@ from rung.core.expr import Expr
 from rung.core.machine import GRID, Machine
 from rung.core.op import Func, Op, Value
 from rung.core.types import axes_of
-from rung.kernel.ir import INTRINSICS
-from rung.loop.ir import Load, Store, extents_of
+from rung.loop.ir import Load, Store, contractions, extents_of
 from rung.tile import mapping as tile
 from rung.tile.mapping import refuse
+from rung.tile.match import Match, match, tile_of
 from rung.tile.nest import Nest, Split
 from rung.tile.stmt import Access, Stmt, check_carries, phases, statements, varies
 
@@ -99,10 +99,13 @@ class Tree:
         return [op for op in self.kernel.body.ops if isinstance(op, Load | Store)]
 
     @cached_property
-    def atoms(self) -> dict[str, str]:
+    def atoms(self) -> dict[str, Match]:
         """By contraction, the instruction that computes several of its steps at once."""
-        return {u.contraction: u.atom for u in self.mapping.uses
-                if u.atom in INTRINSICS and INTRINSICS[u.atom].depth > 1}
+        folds = {op.result.name: op for op in contractions(self.kernel)}
+        found = (match(atom, folds[u.contraction], self.made) for u in self.mapping.uses
+                 if (atom := self.nest.machine.atom(u.atom)) and tile_of(atom)[2] > 1
+                 and u.contraction in folds)
+        return {m.fold: m for m in found if m}
 
     @cached_property
     def stmts(self) -> list[Stmt]:

@@ -101,9 +101,7 @@ def place_in(stored: Stored, scope: Scope) -> tuple[Expr, ...]:
     local = {a: scope.env[a].index - base for a, base in stored.dims}
     if stored.panel is None:
         return tuple(local.values())
-    axis, size = stored.panel
-    inner = [e for a, e in local.items() if a != axis]
-    return tuple(tidy(e, scope) for e in (local[axis] // size, *inner, local[axis] % size))
+    return tuple(tidy(e, scope) for e in stored.panel.place(local))
 
 
 def tidy(expr: Expr, scope: Scope) -> Expr:
@@ -134,7 +132,7 @@ def within(v: Value, neutral: float | int | bool, axis: str, scope: Scope) -> Va
 def is_zero(v: Value, axis: str, scope: Scope) -> bool:
     """Whether `v` is 0 beyond the extent of an axis: masked loads are, and what keeps 0."""
     op = scope.tree.made.get(v)
-    if v in scope.arrays and not scope.tree.nest.masked:
+    if v in scope.arrays and not scope.tree.nest.masked and axis not in scope.arrays[v].groups:
         return False  # a copy that no element needs is not computed
     match op:
         case loop.Load():

@@ -7,14 +7,18 @@ import pytest
 from mapped import VOCABULARIES, arguments, kernel
 
 from rung.core.errors import VerifyError
+from rung.core.machine import Atom
 from rung.core.op import Func
 from rung.core.parse import parse_module
+from rung.core.types import dtype_of
 from rung.core.verify import verify
 from rung.kernel import ir as kir
 from rung.kernel.barriers import check_barriers, insert_barriers
-from rung.kernel.intrinsics import INTRINSICS
 from rung.loop import ir as loop
+from rung.targets.cpu.atoms import ATOMS
 from rung.targets.cuda.machine import SM90
+from rung.targets.toy.atoms import MAC16
+from rung.tile.match import meaning_of, tile_of
 from rung.tile.to_kernel import to_kernel
 
 COPY = """
@@ -73,15 +77,15 @@ def test_text_of_transfers_is_read_back() -> None:
     assert str(func(str(made))) == str(made)
 
 
-@pytest.mark.parametrize("name", [n for n, x in INTRINSICS.items() if x.depth > 1])
-def test_an_instruction_computes_its_meaning(name: str) -> None:
-    atom = INTRINSICS[name]
-    meaning = func(atom.meaning)
-    m, n, k = atom.rows, atom.cols, atom.depth
-    call = func(f"kernel-ir {name}(a: f32[{m},{k}], b: f32[{k},{n}]) -> d: f32[{m},{n}]\n"
-                f"  unroll i<{m}, k<{k}\n  z = fill 0.0 : f32x{n} over i<{m}\n"
-                f"  c = apply {name} z, a[i,k], b[k,lane : lane {n}] by k : f32x{n} over i<{m}\n"
-                f"  d[i,lane : lane {n}] = c\n")
+@pytest.mark.parametrize("atom", [MAC16, *ATOMS.values()], ids=lambda x: x.name)
+def test_an_instruction_computes_its_meaning(atom: Atom) -> None:
+    meaning, (m, n, k) = meaning_of(atom), tile_of(atom)
+    a, b = (dtype_of(v.type) for v in meaning.params)
+    acc = dtype_of(meaning.outs[0].type)
+    call = func(f"kernel-ir {atom.name}(a: {a}[{m},{k}], b: {b}[{k},{n}]) -> d: {acc}[{m},{n}]\n"
+                f"  unroll i<{m}, k<{k}\n  z = fill {'0.0' if acc.is_float else '0'} : {acc}x{n} "
+                f"over i<{m}\n  c = apply {atom.name} z, a[i,k], b[k,lane : lane {n}] by k : "
+                f"{acc}x{n} over i<{m}\n  d[i,lane : lane {n}] = c\n")
     want, got = arguments(meaning, {}), arguments(meaning, {})
     loop.run_kernel(meaning, want)
     kir.run_kernel_ir(call, got)

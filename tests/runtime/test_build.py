@@ -19,6 +19,7 @@ from programs import Prog
 from rung.core import store
 from rung.core.errors import LaunchError, TargetCompileError
 from rung.targets.cpu import build, emit
+from rung.targets.cpu.machine import BASE
 from rung.targets.cpu.target import bound, target
 
 SOURCE = "int answer(void) { return %d; }\n"
@@ -36,11 +37,11 @@ def answer(path: Path) -> int:
 
 
 def test_a_library_is_built_once(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    path = build.build([SOURCE % 42], "cpu.base")
+    path = build.build([SOURCE % 42], BASE)
     assert answer(path) == 42 and path.parent == folder
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     monkeypatch.setattr(build, "_compile", None)
-    assert build.build([SOURCE % 42], "cpu.base") == path
+    assert build.build([SOURCE % 42], BASE) == path
     assert sorted(p.suffix for p in folder.iterdir()) == [".sha256", ".so"]
 
 
@@ -50,27 +51,27 @@ def test_a_library_is_built_once(monkeypatch: pytest.MonkeyPatch, folder: Path) 
                                     lambda p: p.with_suffix(".sha256").write_bytes(b"\xff\xfe"),
                                     lambda p: p.with_suffix(".sha256").unlink()])
 def test_a_damaged_entry_is_built_anew(damage: Callable[[Path], Any]) -> None:
-    path = build.build([SOURCE % 43], "cpu.base")
+    path = build.build([SOURCE % 43], BASE)
     content = path.read_bytes()
     path.unlink()  # this process has the old file loaded
     path.write_bytes(content)
     damage(path)
-    assert build.build([SOURCE % 43], "cpu.base") == path
+    assert build.build([SOURCE % 43], BASE) == path
     assert build.find(path.name) == path and answer(path) == 43
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path, settings: Callable[..., None]) -> None:
     (tmp_path / "file").write_text("")
     settings(cache_dir=tmp_path / "file" / "cache")
-    assert answer(build.build([SOURCE % 44], "cpu.base")) == 44
+    assert answer(build.build([SOURCE % 44], BASE)) == 44
 
 
 def test_several_sources_are_one_library() -> None:
     parts = ["int half(void) { return 23; }",
              "int half();\nint answer(void) { return 2 * half(); }"]
-    assert answer(build.build(parts, "cpu.base")) == 46
+    assert answer(build.build(parts, BASE)) == 46
     with pytest.raises(TargetCompileError) as caught:
-        build.build([*parts, "int other(void) { return nonsense; }\n"], "cpu.base")
+        build.build([*parts, "int other(void) { return nonsense; }\n"], BASE)
     assert "nonsense" in Path(caught.value.source).read_text()
 
 
@@ -93,7 +94,7 @@ def test_long_sources_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_refused_source_is_kept_and_named() -> None:
     with pytest.raises(TargetCompileError) as caught:
-        build.build(["int answer(void) { return nonsense; }\n"], "cpu.base")
+        build.build(["int answer(void) { return nonsense; }\n"], BASE)
     error = caught.value
     assert "nonsense" in Path(error.source).read_text() and "nonsense" in error.log
     assert error.source in error.command and error.source in str(error)
@@ -105,13 +106,13 @@ def test_refused_source_is_kept_and_named() -> None:
 def test_no_compiler(monkeypatch: pytest.MonkeyPatch, settings: Callable[..., None]) -> None:
     settings(cc="no-such-cc -x")
     with pytest.raises(TargetCompileError, match="'no-such-cc -x' is not on the PATH"):
-        build.build([SOURCE % 1], "cpu.base")
+        build.build([SOURCE % 1], BASE)
     settings(cc="")
     monkeypatch.setattr(build.shutil, "which", lambda _: None)
     monkeypatch.setattr(build, "find_spec", lambda _: None)
     build._compiler.cache_clear()
     with pytest.raises(TargetCompileError, match=r"apt-get install gcc[\s\S]*pip install ziglang"):
-        build.build([SOURCE % 1], "cpu.base")
+        build.build([SOURCE % 1], BASE)
     monkeypatch.setattr(build, "find_spec", lambda _: object())
     assert build.compiler() == (sys.executable, "-m", "ziglang", "cc")
     build._compiler.cache_clear()
@@ -139,7 +140,7 @@ int team(void) {
 
 
 def test_threads_are_torchs() -> None:
-    path = build.build([THREADS], target("cpu").name)
+    path = build.build([THREADS], target("cpu").machine)
     library, before = ctypes.CDLL(str(path)), torch.get_num_threads()
     try:
         for count in (1, 2, 3):
@@ -153,8 +154,8 @@ def test_threads_are_torchs() -> None:
 
 def test_processes_at_once(folder: Path) -> None:
     code = ("import ctypes, sys, dataclasses, pathlib\n"
-            "from rung.targets.cpu import build\n"
-            f"path = build.build([{SOURCE % 45!r}], 'cpu.base')\n"
+            "from rung.targets.cpu import build, machine\n"
+            f"path = build.build([{SOURCE % 45!r}], machine.BASE)\n"
             "sys.exit(ctypes.CDLL(str(path)).answer() != 45)")
     runs = [subprocess.Popen([sys.executable, "-c", code],
                              env={"RUNG_CACHE_DIR": str(folder.parent), "PATH": "/usr/bin:/bin"})

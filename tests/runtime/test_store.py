@@ -20,6 +20,7 @@ from rung import entry
 from rung.core import store
 from rung.frontends.torch import compat
 from rung.targets.cpu import build
+from rung.targets.cpu.machine import BASE
 
 MINUTES = 5 * 60
 
@@ -80,10 +81,10 @@ def test_what_a_broken_compiler_left_is_built_anew(cache: Path, settings: Callab
                                                    ) -> None:
     source = ["int answer(void) { return 1; }\n"]
     settings(cache_dir=cache / "other", cc="")
-    library = build.build(source, "cpu.base")
+    library = build.build(source, BASE)
     settings(cache_dir=cache, cc="")
     bad, _ = store.write("cpu", library.name, b"text")
-    assert build.build(source, "cpu.base") == bad and bad.read_bytes() == library.read_bytes()
+    assert build.build(source, BASE) == bad and bad.read_bytes() == library.read_bytes()
 
 
 def test_a_warm_cache_needs_no_compiler(cache: Path, caplog: pytest.LogCaptureFixture,

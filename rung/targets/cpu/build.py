@@ -25,7 +25,9 @@ from pathlib import Path
 from rung.core import store, trace
 from rung.core.config import Settings
 from rung.core.errors import TargetCompileError
-from rung.targets.cpu.machine import FLAGS
+from rung.core.machine import Machine
+from rung.targets.cpu.atoms import Extension
+from rung.targets.cpu.machine import AVX512, extended, flags
 
 COMMON = ("-std=gnu11", "-O2", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off",
           "-fno-tree-vectorize", "-fno-tree-slp-vectorize",  # gcc 12.2's halve sums of conversions
@@ -38,15 +40,27 @@ NO_COMPILER = """no C compiler was found: set RUNG_CC, or install one
   without root:      pip install ziglang"""
 
 
-def build(sources: Sequence[str], machine: str) -> Path:
-    """The library of C sources for a CPU of this name, compiled at the same time;
+def build(sources: Sequence[str], machine: Machine) -> Path:
+    """The library of C sources for a CPU, compiled at the same time;
     TargetCompileError if there is none."""
     return _library(sources, command_for(machine), (*openmp(), "-lm"))
 
 
-def command_for(machine: str) -> tuple[str, ...]:
-    """The compiler and its flags for a CPU of this name."""
-    return (*_known()[0], *COMMON, *FLAGS[machine], *(("-fopenmp",) if openmp() else ()))
+def command_for(machine: Machine) -> tuple[str, ...]:
+    """The compiler and its flags for a CPU."""
+    return (*_known()[0], *COMMON, *flags(machine), *(("-fopenmp",) if openmp() else ()))
+
+
+@cache
+def knows(extension: Extension) -> bool:
+    """Whether the compiler and its assembler are new enough for an instruction."""
+    source = ("typedef float v __attribute__((vector_size(64)));\n"
+              f"v probe(v c, v a, v b) {{ {extension.atom.text} return c; }}\n")
+    try:
+        build([source], extended(AVX512, [extension]))
+        return True
+    except TargetCompileError:
+        return False
 
 
 def build_extension(source: str, headers: Path) -> Path:

@@ -10,10 +10,11 @@ from rung.core.op import Func
 from rung.kernel.ir import For
 from rung.targets.base import Checked, Launched, Place, Stretch, strides_of
 from rung.targets.c_family import Prelude
-from rung.targets.emit import Emitter, Style
+from rung.targets.cpu.groups import CpuPrelude, GroupEmitter
+from rung.targets.emit import Style
 
 
-class CpuEmitter(Emitter):
+class CpuEmitter(GroupEmitter):
     """Parallel loops become OpenMP loops; only the outermost one is shared among threads."""
 
     open_cores = 0
@@ -36,7 +37,7 @@ HEAD = "void run_{name}({params})"
 
 def emit(kernels: Sequence[Func]) -> str:
     """One source for all kernels; `run_NAME(buffers..., sizes...)` is each one's function."""
-    prelude, style = Prelude(), Style(head=HEAD)
+    prelude, style = CpuPrelude(), Style(head=HEAD)
     bodies = [CpuEmitter(k, prelude, style).source() for k in kernels]
     return prelude.text() + "\n" + "\n\n".join(bodies) + "\n"
 

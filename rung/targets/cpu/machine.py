@@ -6,10 +6,13 @@ L2 164 GB/s; the others scale by vector width. They rank candidates, so ratios a
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 from rung.core.machine import GRID, SEQ, UNROLL, VECTOR, Level, Machine, Rates, Space
+from rung.targets.cpu.atoms import EXTENSIONS, FMA, Extension
 
 LEVELS = (Level("core", GRID), Level("l3", SEQ), Level("l2", SEQ), Level("l1", SEQ),
           Level("seq", SEQ), Level("reg", UNROLL), Level("simd", VECTOR))
@@ -21,7 +24,7 @@ def _machine(name: str, lanes: int, registers: int, scale: float) -> Machine:
     flops = {"f32": 272e9 * scale, "f64": 136e9 * scale, "i64": 34e9 * scale,
              "i32": 136e9 * scale}
     rates = Rates(37e9, 164e9, flops, 2e-6, 5e-6)
-    return Machine(name, LEVELS, SPACES, rates, lanes, registers, ("mov", "pack"), ("fma",))
+    return Machine(name, LEVELS, SPACES, rates, lanes, registers, ("mov", "pack"), (FMA,))
 
 
 AVX512 = _machine("cpu.avx512", 16, 32, 1.0)
@@ -53,3 +56,23 @@ ASLEEP = 40e-6  # seconds of a fork whose threads wait asleep and must be woken
 def host() -> Machine:
     """The widest machine that this CPU can run."""
     return next(m for m in MACHINES.values() if NEEDS[m.name] <= features())
+
+
+def extensions(machine: Machine) -> list[Extension]:
+    """What this CPU has beside the atoms of a machine that it is."""
+    wide = machine.name == AVX512.name
+    return [x for x in EXTENSIONS if wide and x.feature in features()]
+
+
+def extended(machine: Machine, more: Iterable[Extension]) -> Machine:
+    """The machine with more atoms, and the rates of these."""
+    for x in more:
+        flops = machine.rates.flops
+        rates = replace(machine.rates, flops={**flops, x.atom.rate: x.speed * flops["f32"]})
+        machine = replace(machine, atoms=(*machine.atoms, x.atom), rates=rates)
+    return machine
+
+
+def flags(machine: Machine) -> tuple[str, ...]:
+    """The compiler's flags for a machine."""
+    return (*FLAGS[machine.name], *(x.flag for x in EXTENSIONS if x.atom in machine.atoms))

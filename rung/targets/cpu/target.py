@@ -17,10 +17,19 @@ from rung.core.op import Func
 from rung.core.types import Type
 from rung.targets.base import Launch, Signature, Stretch, Target, buffers_of, symbols_of
 from rung.targets.cpu import glue
-from rung.targets.cpu.build import build, command_for, find, version
+from rung.targets.cpu.build import build, command_for, find, knows, version
 from rung.targets.cpu.emit import emit, emit_units
 from rung.targets.cpu.libraries import LIBRARIES, keeps_call, matmul
-from rung.targets.cpu.machine import ASLEEP, MACHINES, NEEDS, features, host
+from rung.targets.cpu.machine import (
+    ASLEEP,
+    MACHINES,
+    NEEDS,
+    extended,
+    extensions,
+    features,
+    host,
+)
+from rung.targets.cpu.packed import packed
 from rung.tile.atoms import Library, match_matmul
 from rung.tile.candidates_cpu import candidates
 from rung.tile.mapping import Mapping as TileMapping
@@ -42,7 +51,10 @@ class Cpu(Target):
 
     def candidates(self, kernel: Func, machine: Machine, hints: Mapping[str, int]
                    ) -> Iterable[TileMapping]:
-        return candidates(kernel, machine, hints)
+        for plain in candidates(kernel, machine, hints):
+            yield plain
+            if on_atoms := packed(kernel, machine, plain):
+                yield on_atoms
 
     def emit(self, kernels: Sequence[Func]) -> str:
         return emit(kernels)
@@ -53,11 +65,11 @@ class Cpu(Target):
         if missing:
             raise LaunchError(f"this CPU has no {', '.join(sorted(missing))}, which {self.name} "
                               f"needs")
-        path = build(emit_units(kernels, source, stretches), self.name)
+        path = build(emit_units(kernels, source, stretches), self.machine)
         return bound(path, kernels, [s.name for s in stretches])
 
     def identity(self) -> str:
-        return "\0".join([repr(self.machine), *command_for(self.name), version()])
+        return "\0".join([repr(self.machine), *command_for(self.machine), version()])
 
     def reload(self, library: str, stretches: Sequence[str]) -> Mapping[str, Launch] | None:
         path = find(library)
@@ -77,12 +89,13 @@ class Cpu(Target):
 
 
 def target(name: str) -> Cpu:
-    """The target of a name in `TARGETS`; `cpu` is the widest that runs here.
+    """The target of a name in `TARGETS`; `cpu` is the widest that runs here, with all its atoms.
 
     Prices count on as many cores as torch has threads now; kernels run with what it has then.
     Threads that wait asleep make a fork dear.
     """
-    machine = host() if name == "cpu" else MACHINES[name]
+    machine = MACHINES[name] if name != "cpu" else extended(
+        host(), filter(knows, extensions(host())))
     rates = machine.rates
     if Settings.from_environment().asleep:
         rates = replace(rates, fork=ASLEEP)

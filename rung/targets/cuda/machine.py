@@ -9,6 +9,7 @@ are made of warpgroups, which alone can take registers over from each other.
 from __future__ import annotations
 
 from rung.core.machine import GRID, SEQ, THREAD, UNROLL, Level, Machine, Rates, Space, Teams
+from rung.targets.cuda.atoms import FFMA
 
 SMS = 132
 SHARE = 1 + 0.8 * (SMS - 1)  # rates are a core's; the memory of n cores counts 1 + 0.8(n - 1)
@@ -20,6 +21,6 @@ SM90 = Machine(
     (Space("shared", 232448, 29e12 / SMS, "grid"), Space("hbm", 141 << 30, 4.28e12 / SHARE)),
     Rates(4.28e12 / SHARE, 9e12 / SHARE, {"f32": 55e12 / SMS, "f64": 27e12 / SMS,
                                           "i64": 7e12 / SMS, "i32": 28e12 / SMS}, 2.6e-6),
-    1, 255, ("ld/st", "cp.async"), ("ffma",), cores=SMS, asynchronous=("cp.async",),
+    1, 255, ("ld/st", "cp.async"), (FFMA,), cores=SMS, asynchronous=("cp.async",),
     teams=Teams(("load", "math"), threads=128, most=1024, registers=65536))
 MACHINES = {SM90.name: SM90}

@@ -225,7 +225,7 @@ class Draw:
 
     def uses(self) -> tuple[tile.Use, ...]:
         found = contractions(self.func)
-        atoms = [a for a in self.machine.atoms]
+        atoms = [a.name for a in self.machine.atoms]
         if not found or self.rng.random() < 0.5:
             return ()
         return (tile.Use(self.rng.choice(found)[0].result.name, self.rng.choice(atoms)),)

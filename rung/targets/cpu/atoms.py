@@ -1,0 +1,40 @@
+"""Instructions that contractions run on, on CPUs that have them.
+
+A meaning has the operands' types, which may be narrower than the sum's; a layout says what one lane
+takes at once. Text is a statement of C on c, a and b, vectors of 32-bit words.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rung.core.layout import Panel
+from rung.core.machine import Atom, Operand
+
+_PAIRS = Operand("reg", Panel((("k", 2),)))
+
+FMA = Atom("fma", """\
+kernel fma(a: f32[1,1], b: f32[1,1]) -> d: f32[1,1]
+  c = contract add mul a[i,k], b[k,j] over k 1 : f32 over i,j acc f32
+  d[i,j] = c
+""", (Operand("reg"), Operand("reg")))
+
+VDPBF16PS = Atom("vdpbf16ps", """\
+kernel vdpbf16ps(a: bf16[1,2], b: bf16[2,16]) -> d: f32[1,16]
+  c = contract add mul f32(a[i,k]), f32(b[k,j]) over k 2 : f32 over i,j acc f32
+  d[i,j] = c
+""", (_PAIRS, _PAIRS), "bf16", text='__asm__("vdpbf16ps %2, %1, %0" : "+v"(c) : "v"(a), "v"(b));')
+
+
+@dataclass(frozen=True)
+class Extension:
+    """An atom that some CPUs have beside those of their machine."""
+
+    feature: str  # what the CPU reports
+    flag: str  # what lets the compiler use it
+    atom: Atom
+    speed: float  # operations in the time of one of an f32 fma, as measured
+
+
+EXTENSIONS = (Extension("avx512_bf16", "-mavx512bf16", VDPBF16PS, 1.83),)
+ATOMS = {x.atom.name: x.atom for x in EXTENSIONS}

@@ -1,0 +1,75 @@
+"""Mappings of contractions on instructions whose lanes take groups along the reduced axis.
+
+In: a mapping with a register tile. Out: the same with the reduced axis unrolled by some groups, and
+the operand of the lanes brought to panels of them, once for all rows that a core has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+
+from rung.core.layout import Panel
+from rung.core.machine import Machine
+from rung.core.op import Func, Value
+from rung.core.types import axes_of, dtype_of
+from rung.loop import ir as loop
+from rung.targets.cpu.groups import ROWS, WORD
+from rung.tile.mapping import AxisLine, Mapping, Place, Use
+from rung.tile.match import Match, deep, made_by
+
+
+def packed(kernel: Func, machine: Machine, mapping: Mapping) -> Mapping | None:
+    """`mapping` on the atoms of the machine; None where that has no use."""
+    made = made_by(kernel)
+    found = [(op, m) for op in loop.contractions(kernel) if (m := deep(machine, op, made))]
+    for op, m in found:
+        more = _on(kernel, op, m, mapping)
+        if more is None:
+            return None
+        mapping = more
+    return mapping if found else None
+
+
+def _on(kernel: Func, op: loop.Fold, m: Match, mapping: Mapping) -> Mapping | None:
+    """One contraction on its atom."""
+    reduced = mapping.axis(op.axis)
+    wide = next((v for v in m.args if _lanes(mapping, v)), None)
+    if wide is None or reduced is None:
+        return None
+    group, column = WORD // dtype_of(wide.type).bytes, _lanes(mapping, wide)
+    lines, depth = [x.axis for x in mapping.axes], _inside(reduced)
+    rows = [a for v in m.args if v is not wide for a in axes_of(v.type) if a != op.axis]
+    if column in rows or any(lines.index(a) < lines.index(column) for a in rows):
+        return None  # its panels would be made again for each row
+    if depth == 1:
+        extent = loop.extents_of(kernel)[op.axis].const_value or 0
+        steps = group * (ROWS if extent % (ROWS * group) == 0 or extent > 64 else 1)
+        deeper = replace(reduced, splits=(*reduced.splits, ("reg", steps)))
+        mapping = replace(mapping, axes=tuple(
+            deeper if x.axis == op.axis else x for x in mapping.axes))
+    elif depth % group:
+        return None
+    places = () if mapping.placed(wide.name) else (_panel(mapping, wide, column, op.axis, group),)
+    return replace(mapping, places=(*mapping.places, *places),
+                   uses=(*mapping.uses, Use(op.result.name, m.atom.name)))
+
+
+def _lanes(mapping: Mapping, value: Value) -> str:
+    """The axis of a value that is vectorised; "" if none is."""
+    return next((a for a in axes_of(value.type) if (line := mapping.axis(a))
+                 and any(level == "simd" for level, _ in line.splits)), "")
+
+
+def _inside(line: AxisLine) -> int:
+    """Elements of the innermost block."""
+    return prod(size or 1 for level, size in line.splits if level in ("reg", "simd"))
+
+
+def _panel(mapping: Mapping, value: Value, column: str, depth: str, group: int) -> Place:
+    """Where a panel of the register tile's columns is made: in the innermost loop over these."""
+    line = mapping.axis(column)
+    assert line is not None
+    level = [x for x, _ in line.splits if x not in ("reg", "simd")][-1]
+    return Place((value.name,), "l1", column, level,
+                 Panel(((column, _inside(line)), (depth, group))))
