@@ -20,6 +20,7 @@ from rung.tile import legality
 from rung.tile import mapping as tile
 from rung.tile.atoms import Library, Matmul, match_matmul
 from rung.tile.complete import with_values
+from rung.tile.match import deep
 from rung.tile.price import Price, known, price
 from rung.tile.to_kernel import to_kernel
 
@@ -121,6 +122,8 @@ def _contracting(kernel: Func, machine: Machine, hints: Mapping[str, int]) -> fl
         along = any(loop.stride(x, a) == 1 for x in loads for a in x.nest if a != op.axis)
         share = (0.7 if along else 0.45) * (0.6 if any(
             dtype_of(x.buf.type) != F32 for x in loads) else 1.0)
+        if found := deep(machine, op, made):
+            share = 0.7 * machine.rates.flops[found.atom.rate] / machine.rates.flops["f32"]
         total += 2.0 * prod(sizes[a] for a in op.nest) / share
         for value, other in (op.args, op.args[::-1]):
             axes = axes_of(value.type)

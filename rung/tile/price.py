@@ -25,12 +25,13 @@ from rung.core.scalar import SCALARS
 from rung.core.types import axes_of, dtype_of
 from rung.loop import ir as loop
 from rung.tile import mapping as tile
+from rung.tile.match import Match, tile_of
 from rung.tile.nest import Split
 from rung.tile.stmt import Stmt
 from rung.tile.tree import Tree
 
 LATENCY = 8.0  # vector operations that could start while one result is awaited
-ATOM = 16.0  # how many vector operations a matrix instruction replaces in the same time
+TURN = 16.0  # the same, for a vector that is transposed in registers on its way to a panel
 LOOP = 2.0  # what one more step of a loop costs, in vector operations
 PAGE = 3072  # bytes; a walk of longer steps misses the TLB and the prefetcher each time
 DEFAULT_SIZE = 64  # what a symbolic size is taken to be without a hint
@@ -116,17 +117,37 @@ class _Pricing:
         used: dict[frozenset[str], float] = {}
         for s in self.tree.stmts:
             if s.carries:
-                states = len(s.op.results)
+                states, state = len(s.op.results), s.op.results[0]
+                copies = axes_of(state.type) if self._grouped(s) else s.op.nest
                 used[s.axes] = used.get(s.axes, 0) + states * self._vectors(
-                    s.op.nest) * self._width(s.op.results[0])
+                    copies) * self._width(state)
         registers = self.nest.machine.registers
         return 1 + 4 * max(0.0, max(used.values(), default=0) + 3 - registers) / registers
 
     def _statement(self, s: Stmt) -> float:
         """Vector operations of one statement over its whole nest."""
         steps = prod(self.trips[n] for n in self._around(s))
-        inside = sum(map(self._leaf, s.behind))
+        atom = self._grouped(s)
+        does = {*s.fold.args, *filter(self._whole, atom.args)} if atom else ()
+        inside = sum(self._leaf(x) for x in s.behind if x.result not in does)
+        if atom:
+            inside += 0.7 * sum(self._vectors(axes_of(v.type)) for v in atom.args
+                                if self._whole(v)) / tile_of(atom.atom)[2]
         return steps * (max(inside + self._own(s.op), self._chain(s)) + LOOP)
+
+    def _grouped(self, s: Stmt) -> Match | None:
+        """The vector instruction of a statement that takes several elements a lane; matrix units
+        have operands and states of their own."""
+        found = self.tree.atoms.get(s.name) if s.kind == "fold" else None
+        return found if found and any(x.layout for x in found.atom.operands) else None
+
+    def _whole(self, value: Value) -> bool:
+        """Whether what an atom takes at once lies side by side in memory."""
+        op, place = self.tree.made[value], self.tree.mapping.placed(value.name)
+        if place or not isinstance(op, loop.Load):
+            return bool(place and place.panel)
+        return all(self.lanes[a] == 1 for a in op.nest) and any(
+            loop.stride(op, a) == 1 and self.units[a] > 1 for a in op.nest)
 
     def _around(self, s: Stmt) -> list[int]:
         """The positions of the loops in each step of which a statement runs as a whole: around a
@@ -170,6 +191,9 @@ class _Pricing:
         steps = max(loop.stride(op, a) for a in wide)
         if steps == 1:
             return 0.7
+        place = self.tree.mapping.placed(op.result.name) if isinstance(op, loop.Load) else None
+        if place and place.panel and any(loop.stride(op, a) == 1 for a in place.panel.groups):
+            return TURN
         far = steps * dtype_of(op.buf.type).bytes >= PAGE  # the lanes' lines share a cache set
         return self.lanes[wide[0]] * (8.0 if far else 1.5)
 
@@ -178,12 +202,11 @@ class _Pricing:
         if isinstance(op, loop.Store):
             return count * self._access(op) * (2 if op.combine else 1)
         if isinstance(op, loop.Fold) and op.product:
-            used = any(u.contraction == op.result.name for u in self.tree.mapping.uses)
-            atom = used and self.nest.machine.lanes > 1
-            return count / (ATOM if atom else 1) + self._kept(op)
+            return count / _speed(op, self.tree.mapping, self.nest.machine) + self._kept(op)
         if isinstance(op, loop.Fold):
             return count * (1.0 if len(op.results) == 1 else 30.0) + self._kept(op)
-        return count * 0.7  # a placed value's store
+        brought = self._leaf(op) if isinstance(op, loop.Load) else 0.0
+        return count * 0.7 + brought  # a placed value's store
 
     def _kept(self, op: loop.Fold) -> float:
         """Cost of a state that waits in an array from step to step: where loops over free axes
@@ -196,6 +219,8 @@ class _Pricing:
     def _chain(self, s: Stmt) -> float:
         if not s.carries or self.threads:
             return 0.0
+        if atom := self._grouped(s):
+            return LATENCY * self.units[s.carries] / tile_of(atom.atom)[2]
         return LATENCY * (1 if len(s.op.results) == 1 else 6)
 
     # ---- bytes
@@ -256,6 +281,13 @@ class _Pricing:
             depth, step = others[-1][0] + 1, others[-1][1]
             far = loop.stride(op, step.axis) * size >= PAGE
         return 1 + (6 if far else 1) * 256 / (self.covered[depth][run] * size + 1)
+
+
+def _speed(op: loop.Fold, mapping: tile.Mapping, machine: Machine) -> float:
+    """How many vector operations the atom of a contraction replaces in the same time."""
+    used = next((u.atom for u in mapping.uses if u.contraction == op.result.name), "")
+    atom, flops = machine.atom(used), machine.rates.flops
+    return flops[atom.rate] / flops["f32"] if atom else 1.0
 
 
 def known(expr: Expr, hints: Mapping[str, int]) -> int:
