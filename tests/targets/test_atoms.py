@@ -18,8 +18,7 @@ from rung.loop import ir as loop
 from rung.runtime.tensors import DTYPES
 from rung.targets.cpu import machine as cpu
 from rung.targets.cpu.atoms import ATOMS, EXTENSIONS
-from rung.targets.cpu.build import knows
-from rung.targets.cpu.target import Cpu, target
+from rung.targets.cpu.target import Cpu, knows, target
 from rung.tile import legality
 from rung.tile.choose import choose
 from rung.tile.mapping import parse_mapping
@@ -38,7 +37,8 @@ kernel mm(x: {a}[{m},{k}], w: {b}[{w}], r: {acc}[{n}]) -> y: {acc}[{m},{n}]
   mm = contract add mul {order} over k {k} : {acc} over {axes} acc {acc}
   y[i,j] = mm + r[j]
 """
-TYPES = {"vdpbf16ps": ("bf16", "bf16", "f32")}
+TYPES = {"vdpbf16ps": ("bf16", "bf16", "f32"), "vpdpbusd": ("u8", "i8", "i32"),
+         "vpdpbusd_s8": ("i8", "i8", "i32")}
 GROUPS = {name: (x.operands[0].layout or x.operands[1].layout).blocks[0][1]
           for name, x in ATOMS.items()}
 PLAIN = "  j: l1 *, reg 2, simd 16\n  i: l1 *, reg 3\n  k: seq *, reg {group}\n"

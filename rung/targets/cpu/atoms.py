@@ -11,7 +11,13 @@ from dataclasses import dataclass
 from rung.core.layout import Panel
 from rung.core.machine import Atom, Operand
 
+
+def _dot(c: str, a: str) -> str:
+    return f'__asm__("vpdpbusd %2, %1, %0" : "+v"({c}) : "v"({a}), "v"(b));'
+
+
 _PAIRS = Operand("reg", Panel((("k", 2),)))
+_FOURS = Operand("reg", Panel((("k", 4),)))
 
 FMA = Atom("fma", """\
 kernel fma(a: f32[1,1], b: f32[1,1]) -> d: f32[1,1]
@@ -26,6 +32,21 @@ kernel vdpbf16ps(a: bf16[1,2], b: bf16[2,16]) -> d: f32[1,16]
 """, (_PAIRS, _PAIRS), "bf16", text='__asm__("vdpbf16ps %2, %1, %0" : "+v"(c) : "v"(a), "v"(b));')
 
 
+VPDPBUSD = Atom("vpdpbusd", """\
+kernel vpdpbusd(a: u8[1,4], b: i8[4,16]) -> d: i32[1,16]
+  c = contract add mul i32(a[i,k]), i32(b[k,j]) over k 4 : i32 over i,j acc i32
+  d[i,j] = c
+""", (_FOURS, _FOURS), "i8", text=_dot("c", "a"))
+
+# a + 128 is unsigned, and 128 times the sums of b's columns are too much
+VPDPBUSD_S8 = Atom("vpdpbusd_s8", """\
+kernel vpdpbusd_s8(a: i8[1,4], b: i8[4,16]) -> d: i32[1,16]
+  c = contract add mul i32(a[i,k]), i32(b[k,j]) over k 4 : i32 over i,j acc i32
+  d[i,j] = c
+""", (_FOURS, _FOURS), "i8", text="$i32 t = {0}, o = t + (int)0x80808080;\n  "
+    + _dot("c", "a ^ o") + "\n  " + _dot("t", "o") + "\n  c = ($i32)(($u32)c - ($u32)t);")
+
+
 @dataclass(frozen=True)
 class Extension:
     """An atom that some CPUs have beside those of their machine."""
@@ -36,5 +57,7 @@ class Extension:
     speed: float  # operations in the time of one of an f32 fma, as measured
 
 
-EXTENSIONS = (Extension("avx512_bf16", "-mavx512bf16", VDPBF16PS, 1.83),)
+EXTENSIONS = (Extension("avx512_bf16", "-mavx512bf16", VDPBF16PS, 1.83),
+              Extension("avx512_vnni", "-mavx512vnni", VPDPBUSD, 4.0),
+              Extension("avx512_vnni", "-mavx512vnni", VPDPBUSD_S8, 4.0))
 ATOMS = {x.atom.name: x.atom for x in EXTENSIONS}

@@ -26,8 +26,7 @@ from rung.core import store, trace
 from rung.core.config import Settings
 from rung.core.errors import TargetCompileError
 from rung.core.machine import Machine
-from rung.targets.cpu.atoms import Extension
-from rung.targets.cpu.machine import AVX512, extended, flags
+from rung.targets.cpu.machine import flags
 
 COMMON = ("-std=gnu11", "-O2", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off",
           "-fno-tree-vectorize", "-fno-tree-slp-vectorize",  # gcc 12.2's halve sums of conversions
@@ -49,18 +48,6 @@ def build(sources: Sequence[str], machine: Machine) -> Path:
 def command_for(machine: Machine) -> tuple[str, ...]:
     """The compiler and its flags for a CPU."""
     return (*_known()[0], *COMMON, *flags(machine), *(("-fopenmp",) if openmp() else ()))
-
-
-@cache
-def knows(extension: Extension) -> bool:
-    """Whether the compiler and its assembler are new enough for an instruction."""
-    source = ("typedef float v __attribute__((vector_size(64)));\n"
-              f"v probe(v c, v a, v b) {{ {extension.atom.text} return c; }}\n")
-    try:
-        build([source], extended(AVX512, [extension]))
-        return True
-    except TargetCompileError:
-        return False
 
 
 def build_extension(source: str, headers: Path) -> Path:

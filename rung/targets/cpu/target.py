@@ -5,23 +5,27 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from rung.core.config import Settings
-from rung.core.errors import LaunchError
+from rung.core.errors import LaunchError, TargetCompileError
 from rung.core.machine import Machine
 from rung.core.op import Func
-from rung.core.types import Type
+from rung.core.types import I32, Type, dtype_of
 from rung.targets.base import Launch, Signature, Stretch, Target, buffers_of, symbols_of
 from rung.targets.cpu import glue
-from rung.targets.cpu.build import build, command_for, find, knows, version
+from rung.targets.cpu.atoms import Extension
+from rung.targets.cpu.build import build, command_for, find, version
 from rung.targets.cpu.emit import emit, emit_units
+from rung.targets.cpu.groups import CpuPrelude
 from rung.targets.cpu.libraries import LIBRARIES, keeps_call, matmul
 from rung.targets.cpu.machine import (
     ASLEEP,
+    AVX512,
     MACHINES,
     NEEDS,
     extended,
@@ -33,6 +37,7 @@ from rung.targets.cpu.packed import packed
 from rung.tile.atoms import Library, match_matmul
 from rung.tile.candidates_cpu import candidates
 from rung.tile.mapping import Mapping as TileMapping
+from rung.tile.match import meaning_of
 
 
 @dataclass(frozen=True)
@@ -100,6 +105,20 @@ def target(name: str) -> Cpu:
     if Settings.from_environment().asleep:
         rates = replace(rates, fork=ASLEEP)
     return Cpu(machine.name, replace(machine, cores=torch.get_num_threads(), rates=rates))
+
+
+@cache
+def knows(extension: Extension) -> bool:
+    """Whether the compiler and its assembler are new enough for an instruction."""
+    prelude, acc = CpuPrelude(), dtype_of(meaning_of(extension.atom).outs[0].type)
+    call = prelude.call(extension.atom.name, acc, 16, ["c", "a", "b"])
+    state, word = prelude.type(acc, 16), prelude.type(I32, 16)
+    probe = f"{state} probe({state} c, {word} a, {word} b) {{ return {call}; }}\n"
+    try:
+        build([prelude.text() + probe], extended(AVX512, [extension]))
+        return True
+    except TargetCompileError:
+        return False
 
 
 class NativeStretch:
