@@ -21,7 +21,7 @@ from rung import pipeline
 from rung.program.memory import Plan, plan
 from rung.targets.base import target
 from rung.targets.cpu.target import Cpu
-from rung.tile.atoms import Library
+from rung.tile.match import Library
 from rung.tools.capture import Graph, capture
 from rung.tools.given import Given
 

@@ -48,16 +48,18 @@ class Rates:
 class Operand:
     """What an atom takes for one parameter of its meaning: in which space, and how it lies there.
 
-    A layout speaks of the meaning's axes; None is any.
+    A layout speaks of the meaning's axes; None is that of the meaning's subscripts, or with
+    `turns` also with the last two the other way round.
     """
 
     space: str
     layout: Panel | None = None
+    turns: bool = False
 
 
 @dataclass(frozen=True)
 class Atom:
-    """An instruction that a contraction can run on.
+    """An instruction or a library call that a contraction can run on.
 
     `meaning` is what one call computes, as Loop IR: rows i, columns j (its lanes) and depth k, with
     the types of its operands. `rate` is the entry of `Rates.flops` at which it runs, `text` how the

@@ -19,8 +19,8 @@ from rung.core.machine import Machine
 from rung.core.op import Func, Value, expressions, walk
 from rung.core.types import ArrayType, TensorType, Type, contiguous
 from rung.targets import TARGETS
-from rung.tile.atoms import Library
 from rung.tile.mapping import Mapping as TileMapping
+from rung.tile.match import Library
 
 Launch = Callable[..., Any]
 Place = tuple[int, int]

@@ -18,9 +18,8 @@ from rung.core.types import F32, axes_of, dtype_of
 from rung.loop import ir as loop
 from rung.tile import legality
 from rung.tile import mapping as tile
-from rung.tile.atoms import Library, Matmul, match_matmul
 from rung.tile.complete import with_values
-from rung.tile.match import deep
+from rung.tile.match import Call, Library, call_of, deep
 from rung.tile.price import Price, known, price
 from rung.tile.to_kernel import to_kernel
 
@@ -38,7 +37,7 @@ class Choice:
     kernel: Func
     lowered: Func | None  # None: the mapping hands the kernel to a library
     price: Price
-    library: Matmul | None = None
+    library: Call | None = None
 
 
 def choose(kernel: Func, machine: Machine, candidates: Candidates,
@@ -155,17 +154,16 @@ def _work(value: Value, made: Mapping[Value, Op], axes: frozenset[str]) -> float
 def by_library(kernel: Func, machine: Machine, libraries: Iterable[Library],
                hints: Mapping[str, int]) -> Choice | None:
     """The cheapest library call that computes the kernel, if any does."""
-    mm = match_matmul(kernel)
-    fitting = [x for x in libraries if mm and x.fits(mm)]
-    if mm is None or not fitting:
+    fitting = [(x, call) for x in libraries if (call := call_of(x.atom, kernel))]
+    costs = [(x.seconds(call, kernel, machine, hints), x.atom.name, call) for x, call in fitting]
+    if not costs:
         return None
-    costs = [(x.seconds(mm, kernel, machine, hints), x.name) for x in fitting]
-    seconds, name = min(costs)
-    for cost, called in costs:
+    seconds, name, call = min(costs, key=lambda x: x[:2])
+    for cost, called, _ in costs:
         trace.emit("priced", "choose", kernel.name, f"{cost * 1e6:.1f} us: {called}")
-    uses = (tile.Use(mm.contraction, name),)
+    uses = (tile.Use(call.contraction, name),)
     mapped = kernel.with_attr("mapping", tile.Mapping(kernel.name, machine.name, uses=uses))
-    return Choice(mapped, None, Price(seconds, seconds, ()), mm)
+    return Choice(mapped, None, Price(seconds, seconds, ()), call)
 
 
 def given(kernel: Func, mapping: tile.Mapping, machine: Machine,

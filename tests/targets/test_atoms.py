@@ -92,7 +92,7 @@ def run(lowered: Func, machine: Machine, args: Sequence[torch.Tensor], sizes: di
 def test_the_instruction_is_right_on_ragged_sizes(atom: str, turned: bool, mapping: str,
                                                   symbols: str) -> None:
     torch.manual_seed(0)
-    for m, n, k in ((3, 5, 1), (5, 33, 7), (16, 64, 32), (17, 70, 131), (10, 40, 130)):
+    for m, n, k in ((3, 5, 1), (17, 70, 131), (10, 64, 96)) if symbols else ((16, 33, 70),):
         sizes = {f"s{'mnk'.index(a)}": x for a, x in zip("mnk", (m, n, k), strict=True)
                  if a in symbols}
         given = (f"s{'mnk'.index(a)}" if a in symbols else x

@@ -15,25 +15,28 @@ from operator import itemgetter
 import torch
 
 from rung.core.expr import Expr
-from rung.core.machine import Machine
+from rung.core.machine import Atom, Machine, Operand
 from rung.core.op import Func
-from rung.core.types import BF16, F32, TensorType, Type, shape_of
+from rung.core.types import BF16, F32, DType, TensorType, Type, dtype_of, shape_of
+from rung.loop.ir import extents_of
 from rung.targets.cpu.machine import features
-from rung.tile.atoms import Library, Matmul, Operand
+from rung.tile.match import Call, Library, Tensor, call_of
 from rung.tile.price import known
 
 SKINNY = 8  # rows below which a library's matmul is bound by how it streams the matrix
 
 
 def _seconds(share: float, dispatch: float
-             ) -> Callable[[Matmul, Func, Machine, Mapping[str, int]], float]:
-    def seconds(mm: Matmul, kernel: Func, machine: Machine, hints: Mapping[str, int]) -> float:
-        batch, m, n, k = mm.sizes(kernel, hints)
+             ) -> Callable[[Call, Func, Machine, Mapping[str, int]], float]:
+    def seconds(call: Call, kernel: Func, machine: Machine, hints: Mapping[str, int]) -> float:
+        extents, dtype = extents_of(kernel), dtype_of(call.tensors["a"].buffer.type)
+        batch, m, n, k = (max(1, known(extents[call.axes[a]], hints)) if a in call.axes else 1
+                          for a in "hijk")
         peak = machine.rates.flops["f32"] * machine.cores
-        if mm.dtype == BF16:
+        if dtype == BF16:
             peak *= 1.83 * 0.92 / share if "avx512_bf16" in features() else 0.2
-        bytes_ = mm.dtype.bytes * batch * (m * k + k * n + m * n)
-        stream = machine.rates.memory * (0.35 if mm.dtype == BF16 and m < SKINNY else 0.9)
+        bytes_ = dtype.bytes * batch * (m * k + k * n + m * n)
+        stream = machine.rates.memory * (0.35 if dtype == BF16 and m < SKINNY else 0.9)
         work = 2.0 * batch * m * n * k / (peak * share) if m >= SKINNY else 0.0
         fork = machine.rates.fork if machine.cores > 1 else 0.0
         return max(work, bytes_ / stream) + dispatch + fork
@@ -41,22 +44,40 @@ def _seconds(share: float, dispatch: float
     return seconds
 
 
-def _has_onednn() -> bool:
+def _meaning(dtype: DType, batch: bool, linear: bool, bias: bool, post: str) -> str:
+    """post(sum over k of a*b, plus bias), in the computing type, rounded once at the end."""
+    wide, made = ("f32({})", "round_bf16({})") if dtype == BF16 else ("{}", "{}")
+    size, at = ("s3,", "h,") if batch else ("", "")
+    shape, turn = ("s1,s2", "j,k") if linear else ("s2,s1", "k,j")
+    a, b = wide.format(f"a[{at}i,k]"), wide.format(f"b[{at}{turn}]")
+    total = f"mm + {wide.format('bias[j]')}" if bias else "mm"
+    return (f"kernel matmul(a: {dtype}[{size}s0,s2], b: {dtype}[{size}{shape}]"
+            f"{f', bias: {dtype}[s1]' * bias}) -> y: {dtype}[{size}s0,s1]\n"
+            f"  mm = contract add mul {a}, {b} over k s2 : f32 over {at}i,j acc f32\n"
+            f"  y[{at}i,j] = {made.format(f'{post}({total})' if post else total)}\n")
+
+
+def _entry(name: str, seconds: Callable[[Call, Func, Machine, Mapping[str, int]], float],
+           dtype: DType, *, batch: bool = False, bias: bool = False, post: str = "") -> Library:
+    linear = name == LINEAR
+    operands = (Operand("dram", turns=not linear),) * 2 + (Operand("dram"),) * bias
+    return Library(Atom(name, _meaning(dtype, batch, linear, bias, post), operands), seconds)
+
+
+MATMUL, LINEAR = "aten.matmul", "onednn.linear"
+POSTS = ("", "relu")  # what oneDNN computes after a sum
+LIBRARIES = (
+    *(_entry(MATMUL, _seconds(0.40, 5e-6), dtype, batch=batch, bias=bias) for dtype in (F32, BF16)
+      for batch, bias in ((False, False), (True, False), (False, True))),
+    *(_entry(LINEAR, _seconds(0.78, 18e-6), F32, bias=bias, post=post)
+      for bias in (False, True) for post in POSTS))
+
+
+def libraries() -> Sequence[Library]:
+    """Those that this torch has."""
     built: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    return built and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-
-
-def _fits_aten(mm: Matmul) -> bool:
-    return mm.post == "none" and mm.dtype in (F32, BF16) and not (mm.bias and mm.batch)
-
-
-def _fits_linear(mm: Matmul) -> bool:
-    plain = not mm.batch and mm.a.axes == (mm.m, mm.k) and mm.b.axes == (mm.n, mm.k)
-    return plain and mm.dtype == F32 and _has_onednn()
-
-
-LIBRARIES = (Library("aten.matmul", _fits_aten, _seconds(0.40, 5e-6)),
-             Library("onednn.linear", _fits_linear, _seconds(0.78, 18e-6)))
+    able = built and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    return [x for x in LIBRARIES if able or x.atom.name != LINEAR]
 
 
 ATTENTION = "aten._scaled_dot_product_flash_attention_for_cpu.default"
@@ -84,14 +105,16 @@ def keeps_call(call: str, operands: Sequence[Type], hints: Mapping[str, int]) ->
     return first.dtype != BF16 or queries >= HALF_QUERIES
 
 
-def matmul(name: str, mm: Matmul, names: Sequence[str]) -> Callable[..., torch.Tensor]:
-    """What runs the matmul on tensors given in the order of `names`, the kernel's parameters; it
-    makes the output, or computes it in its own memory if that is given."""
-    a, b, out = (_taken(x, names) for x in (mm.a, mm.b, mm.out))
-    bias = _taken(mm.bias, names) if mm.bias else None
-    make = _matmul(name, mm)
-    spread = _subscript(mm.out, None)
-    result = names.index(mm.out.buffer.name)
+def called(name: str, kernel: Func, names: Sequence[str]) -> Callable[..., torch.Tensor]:
+    """What runs a kernel on tensors given in the order of `names`, its parameters; it makes the
+    output, or computes it in its own memory if that is given."""
+    entry, call = next((x, call) for x in LIBRARIES if x.atom.name == name
+                       if (call := call_of(x.atom, kernel)))
+    a, b, bias, out = (_taken(x, names) if (x := call.tensors.get(t)) else None
+                       for t in ("a", "b", "bias", "y"))
+    assert a and b and out
+    make, y = _matmul(entry.atom, call), call.tensors["y"]
+    spread, result = _subscript(y, None), names.index(y.buffer.name)
 
     def run(*tensors: torch.Tensor) -> torch.Tensor:
         made = make(a(tensors), b(tensors), bias(tensors) if bias else None,
@@ -101,7 +124,7 @@ def matmul(name: str, mm: Matmul, names: Sequence[str]) -> Callable[..., torch.T
     return run
 
 
-def _subscript(x: Operand, one: int | None) -> tuple[slice | int | None, ...]:
+def _subscript(x: Tensor, one: int | None) -> tuple[slice | int | None, ...]:
     """Takes all along the dimensions that axes run along, `one` for the others, which have size 1;
     empty where there are none of those."""
     rank = len(shape_of(x.buffer.type))
@@ -110,19 +133,20 @@ def _subscript(x: Operand, one: int | None) -> tuple[slice | int | None, ...]:
     return tuple(slice(None) if n in x.dims else one for n in range(rank))
 
 
-def _taken(x: Operand, names: Sequence[str]) -> Callable[[Sequence[torch.Tensor]], torch.Tensor]:
+def _taken(x: Tensor, names: Sequence[str]) -> Callable[[Sequence[torch.Tensor]], torch.Tensor]:
     """Takes an operand from the tensors, without its dimensions of size 1."""
     place, subscript = names.index(x.buffer.name), _subscript(x, 0)
     return (lambda tensors: tensors[place][subscript]) if subscript else itemgetter(place)
 
 
-def _matmul(name: str, mm: Matmul) -> Callable[..., torch.Tensor]:
+def _matmul(atom: Atom, call: Call) -> Callable[..., torch.Tensor]:
     """Of a, b, the bias and the output's memory, the last two or None."""
-    if name == "onednn.linear":
-        linear, post = torch.ops.mkldnn._linear_pointwise.default, mm.post
+    if atom.name == LINEAR:
+        linear = torch.ops.mkldnn._linear_pointwise.default
+        post = next((x for x in POSTS if x and f"{x}(" in atom.meaning), "none")
         return lambda a, b, bias, out: _into(out, linear(a, b, bias, post, [], ""))
-    turn_a, turn_b = mm.a.axes[-1] != mm.k, mm.b.axes[-1] != mm.n
-    product = torch.bmm if mm.batch else torch.mm
+    turn_a, turn_b = (call.tensors[t].axes[-1] != call.axes[x] for t, x in (("a", "k"), ("b", "j")))
+    product = torch.bmm if "h" in call.axes else torch.mm
 
     def run(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None,
             out: torch.Tensor | None) -> torch.Tensor:

@@ -22,7 +22,7 @@ from rung.targets.cpu.atoms import Extension
 from rung.targets.cpu.build import build, command_for, find, version
 from rung.targets.cpu.emit import emit, emit_units
 from rung.targets.cpu.groups import CpuPrelude
-from rung.targets.cpu.libraries import LIBRARIES, keeps_call, matmul
+from rung.targets.cpu.libraries import called, keeps_call, libraries
 from rung.targets.cpu.machine import (
     ASLEEP,
     AVX512,
@@ -34,10 +34,9 @@ from rung.targets.cpu.machine import (
     host,
 )
 from rung.targets.cpu.packed import packed
-from rung.tile.atoms import Library, match_matmul
 from rung.tile.candidates_cpu import candidates
 from rung.tile.mapping import Mapping as TileMapping
-from rung.tile.match import meaning_of
+from rung.tile.match import Library, meaning_of
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class Cpu(Target):
 
     @property
     def libraries(self) -> Sequence[Library]:
-        return LIBRARIES
+        return libraries()
 
     def keeps_call(self, call: str, operands: Sequence[Type], hints: Mapping[str, int]) -> bool:
         return keeps_call(call, operands, hints)
@@ -87,10 +86,8 @@ class Cpu(Target):
 
     def call(self, kernel: Func) -> Callable[..., torch.Tensor]:
         mapping: TileMapping = kernel.attr("mapping")
-        mm = match_matmul(kernel.with_attr("mapping", None))
-        assert mm is not None
         (use,) = mapping.uses
-        return matmul(use.atom, mm, [v.name for v in buffers_of(kernel)])
+        return called(use.atom, kernel, [v.name for v in buffers_of(kernel)])
 
 
 def target(name: str) -> Cpu:
