@@ -63,7 +63,8 @@ class Atom:
 
     `meaning` is what one call computes, as Loop IR: rows i, columns j (its lanes) and depth k, with
     the types of its operands. `rate` is the entry of `Rates.flops` at which it runs, `text` how the
-    target writes it. Between calls of a `group` other than sync stand waits.
+    target writes it, and `excess` what that sums too much, from the second operand alone. Between
+    calls of a `group` other than sync stand waits.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Atom:
     rate: str = "f32"
     group: str = "sync"
     text: str = ""
+    excess: str = ""
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from frontends.overloads import (
     BOOL,
     F32,
     F64,
+    I8,
     I32,
     I64,
     Case,
@@ -247,6 +248,8 @@ def contractions() -> list[Case]:
             case("addmm", torch.full((5,), math.nan), a, b, beta=0, close=32),
             case("addmm", tame((5,), BF16), a.bfloat16(), b.bfloat16(), alpha=0.5, beta=3, close=8),
             case("addmv", tame((4,)), a, b[:, 0], alpha=3, close=32),
+            case("_int_mm", data((4, 6), I8), data((6, 5), I8, 1)),
+            case("_int_mm", data((4, 6), I8), data((5, 6), I8, 1).t()),
             case("mm", a.long(), b.long(), lowers=False)]
 
 

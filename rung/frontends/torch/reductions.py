@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from rung.core.errors import Unsupported
 from rung.core.op import Value
-from rung.core.types import BOOL, F32, F64, I32, I64, dtype_of
+from rung.core.types import BOOL, F32, F64, I8, I32, I64, dtype_of
 from rung.frontends.torch.emit import Emit, Number, compute_dtype, dimension
 from rung.frontends.torch.shapes import product
 from rung.tensor.ir import Contract, Full, Scan, shape_of
@@ -251,7 +251,11 @@ def contract(e: Emit, formula: str, a: Value, b: Value) -> Value:
     dtype = dtype_of(a.type)
     if not dtype.is_float:
         raise Unsupported(f"a matrix product of {dtype}")
-    x, y = (e.operand(v, dtype) for v in (a, b))
+    return products(e, formula, *(e.operand(v, dtype) for v in (a, b)))
+
+
+def products(e: Emit, formula: str, x: Value, y: Value) -> Value:
+    """That of two values in the computing type."""
     inputs, out = formula.split("->")
     left, right = inputs.split(",")
     return e.op(Contract("add", "mul", x, tuple(left), y, tuple(right), tuple(out),
@@ -267,6 +271,13 @@ def multiplied(e: Emit, formula: str, a: Value, b: Value) -> Value:
 
 def matmul(formula: str) -> Build:
     return lambda e, a, b: e.finish(multiplied(e, formula, a, b))
+
+
+def int_matmul(e: Emit, a: Value, b: Value) -> Value:
+    """Of bytes, exact in i32."""
+    if {dtype_of(v.type) for v in (a, b)} != {I8}:
+        raise Unsupported("an integer product of other types than i8")
+    return products(e, "ik,kj->ij", *(e.value(v, I32) for v in (a, b)))
 
 
 def added_matmul(formula: str) -> Build:
@@ -334,6 +345,7 @@ REDUCTIONS: dict[str, Build] = {
     "aten::dot(Tensor self, Tensor tensor) -> Tensor": matmul("k,k->"),
 }
 COMPOSITES: dict[str, Build] = {
+    "aten::_int_mm(Tensor self, Tensor mat2) -> Tensor": int_matmul,
     "aten::var.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, "
     "bool keepdim=False) -> Tensor": var,
     "aten::std.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, "

@@ -43,8 +43,8 @@ VPDPBUSD_S8 = Atom("vpdpbusd_s8", """\
 kernel vpdpbusd_s8(a: i8[1,4], b: i8[4,16]) -> d: i32[1,16]
   c = contract add mul i32(a[i,k]), i32(b[k,j]) over k 4 : i32 over i,j acc i32
   d[i,j] = c
-""", (_FOURS, _FOURS), "i8", text="$i32 t = {0}, o = t + (int)0x80808080;\n  "
-    + _dot("c", "a ^ o") + "\n  " + _dot("t", "o") + "\n  c = ($i32)(($u32)c - ($u32)t);")
+""", (_FOURS, _FOURS), "i8", text=_dot("c", "a ^ (int)0x80808080"),
+    excess=_dot("c", "($i32){0} + (int)0x80808080"))
 
 
 @dataclass(frozen=True)

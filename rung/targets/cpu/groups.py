@@ -30,6 +30,11 @@ _JOINS = {
     "word": Helper("const void *p", "int w;\n  __builtin_memcpy(&w, p, sizeof w);\n  return w;",
                    "$i32 w;\n  __builtin_memcpy(&w, p, sizeof w);\n  return w;", result="$i32"),
     "keep": Helper("void *p, $i32 w", "", "__builtin_memcpy(p, &w, sizeof w);", result="void"),
+    # a word in all lanes, by a load: else compilers compute with the word before they spread it
+    "spread": Helper("const void *p", "", """\
+$i32 r;
+  __asm__("vpbroadcastd %1, %0" : "=v"(r) : "m"(*(const $i32 *)p));
+  return r;""", result="$i32"),
     "join2": Helper("$F a, $F b", "return (int)((unsigned)a | (unsigned)b << 16);",
                     f"return ($i32)({_WIDE.format('a')} | {_WIDE.format('b')} << 16);",
                     result="$i32"),
@@ -72,7 +77,9 @@ class CpuPrelude(Prelude):
 
     helpers: Mapping[str, Helper] = {**HELPERS, **_JOINS, **{
         x.name: Helper("$F c, $i32 a, $i32 b", "", f"{x.text}\n  return c;")
-        for x in ATOMS.values()}}
+        for x in ATOMS.values()}, **{
+        f"{x.name}_excess": Helper("$F c, $i32 b", "", f"{x.excess}\n  return c;")
+        for x in ATOMS.values() if x.excess}}
 
 
 class GroupEmitter(Emitter):
@@ -91,42 +98,62 @@ class GroupEmitter(Emitter):
         inner, group = wide.type.unroll, _group(wide)
         count, axes = dict(inner)[op.axis], sorted(t.unroll, key=lambda axis: axis in inner)
         for first in range(0, count, group):
-            words: dict[tuple[Value, str], str] = {}
             for point in spread(dict.fromkeys(axes)):
                 name = label(op.result, tuple((a, point[a]) for a, _ in t.unroll))
-                args = [self._named(v, point, op.axis, first, t.lanes, words) for v in (op.a, op.b)]
+                args = [self._named(v, point, op.axis, first, t.lanes) for v in (op.a, op.b)]
                 old = name if first else self.get(op.c, point)
                 kind = "" if first else f"{self.p.type(t.dtype, t.lanes)} "
                 self.line(f"{kind}{name} = {self.p.call(op.name, t.dtype, t.lanes, [old, *args])};")
+        if ATOMS[op.name].excess:
+            self._without_excess(op, group, count)
         for point in points(op.result):
             at = tuple(point.items())
             self.text[op.result, at] = label(op.result, at)
 
-    def _named(self, value: Value, point: Mapping[str, int], axis: str, first: int, lanes: int,
-               words: dict[tuple[Value, str], str]) -> str:
+    def _without_excess(self, op: Apply, group: int, count: int) -> None:
+        """What a step summed too much, the same for all that read one part of the operand."""
+        t = op.result.type
+        assert isinstance(t, VecType)
+        found: dict[tuple[str, ...], str] = {}
+        for point in points(op.result):
+            words = tuple(self._named(op.b, point, op.axis, n, t.lanes)
+                          for n in range(0, count, group))
+            if words not in found:
+                text = self.p.constant(0, t.dtype, t.lanes)
+                for word in words:
+                    text = self.p.call(f"{op.name}_excess", t.dtype, t.lanes, [text, word])
+                found[words] = f"{words[0]}_excess"
+                self.line(f"const {self.p.type(t.dtype, t.lanes)} {found[words]} = {text};")
+            name = label(op.result, tuple(point.items()))
+            less = self.p.call("sub", t.dtype, t.lanes, [name, found[words]])
+            self.line(f"{name} = {less};")
+
+    def _named(self, value: Value, point: Mapping[str, int], axis: str, first: int, lanes: int
+               ) -> str:
         """The variable of a group of elements from `first` on, in all lanes."""
         t = value.type
         assert isinstance(t, VecType)
         at = {a: point[a] for a, _ in t.unroll if a != axis}
         name = f"{label(value, tuple(at.items()))}__{first}"
-        if (value, name) not in words:
-            text = self._word(value, at, axis, first)
-            text = text if t.lanes > 1 else self.p.splat(I32, lanes, text)
+        key = value, (*at.items(), (axis, first), ("", 0))  # a word is no member of its family
+        if key not in self.text:
+            text = self._word(value, at, axis, first, lanes)
             self.line(f"const {self.p.type(I32, lanes)} {name} = {text};")
-            words[value, name] = name
+            self.text[key] = name
         return name
 
-    def _word(self, value: Value, at: Mapping[str, int], axis: str, first: int) -> str:
-        """A group of elements as a word, or a vector of words."""
+    def _word(self, value: Value, at: Mapping[str, int], axis: str, first: int, wide: int) -> str:
+        """A group of elements as a word of each lane, the same in `wide` lanes if there is one."""
         group, lanes, t = _group(value), _lanes(value), value.type
         assert isinstance(t, VecType)
         places = [{**at, axis: first + n} for n in range(group)]
         op = self.pending.get(value)
         run = self._run(op, at, axis, first, group) if isinstance(op, Load) else None
         if run is None or not isinstance(op, Load):
-            return self.p.call(f"join{group}", t.dtype, lanes, [self.get(value, p) for p in places])
+            text = self.p.call(f"join{group}", t.dtype, lanes, [self.get(value, p) for p in places])
+            return text if lanes > 1 else self.p.splat(I32, wide, text)
         if lanes == 1:
-            return self.p.call("word", I32, 1, [self._pointer(op.buf, run, [], at)])
+            return self.p.call("spread", I32, wide, [self._pointer(op.buf, run, [], at)])
         step = run.coefficient(LANE)
         if step is not None and step.is_const(group):
             return self.p.call("word", I32, lanes,
@@ -174,7 +201,7 @@ class GroupEmitter(Emitter):
 
     def _kept(self, op: Store, at: Mapping[str, int], axis: str, first: int, group: int) -> int:
         """Store one word of each lane; how many elements of each that were."""
-        words = self._word(op.value, at, axis, first)
+        words = self._word(op.value, at, axis, first, op.family.lanes)
         self.line(self.p.call("keep", I32, op.family.lanes, [self._to(op, at, axis, first), words])
                   + ";")
         return group

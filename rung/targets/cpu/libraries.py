@@ -17,7 +17,7 @@ import torch
 from rung.core.expr import Expr
 from rung.core.machine import Atom, Machine, Operand
 from rung.core.op import Func
-from rung.core.types import BF16, F32, DType, TensorType, Type, dtype_of, shape_of
+from rung.core.types import BF16, F32, I8, DType, TensorType, Type, dtype_of, shape_of
 from rung.loop.ir import extents_of
 from rung.targets.cpu.machine import features
 from rung.tile.match import Call, Library, Tensor, call_of
@@ -35,6 +35,8 @@ def _seconds(share: float, dispatch: float
         peak = machine.rates.flops["f32"] * machine.cores
         if dtype == BF16:
             peak *= 1.83 * 0.92 / share if "avx512_bf16" in features() else 0.2
+        if dtype == I8:
+            peak *= 4.0 * 0.87 / share if "avx512_vnni" in features() else 1.0
         bytes_ = dtype.bytes * batch * (m * k + k * n + m * n)
         stream = machine.rates.memory * (0.35 if dtype == BF16 and m < SKINNY else 0.9)
         work = 2.0 * batch * m * n * k / (peak * share) if m >= SKINNY else 0.0
@@ -46,14 +48,16 @@ def _seconds(share: float, dispatch: float
 
 def _meaning(dtype: DType, batch: bool, linear: bool, bias: bool, post: str) -> str:
     """post(sum over k of a*b, plus bias), in the computing type, rounded once at the end."""
-    wide, made = ("f32({})", "round_bf16({})") if dtype == BF16 else ("{}", "{}")
+    wide, made = {BF16: ("f32({})", "round_bf16({})"), I8: ("i32({})", "{}")}.get(
+        dtype, ("{}", "{}"))
+    acc = "i32" if dtype == I8 else "f32"
     size, at = ("s3,", "h,") if batch else ("", "")
     shape, turn = ("s1,s2", "j,k") if linear else ("s2,s1", "k,j")
     a, b = wide.format(f"a[{at}i,k]"), wide.format(f"b[{at}{turn}]")
     total = f"mm + {wide.format('bias[j]')}" if bias else "mm"
     return (f"kernel matmul(a: {dtype}[{size}s0,s2], b: {dtype}[{size}{shape}]"
-            f"{f', bias: {dtype}[s1]' * bias}) -> y: {dtype}[{size}s0,s1]\n"
-            f"  mm = contract add mul {a}, {b} over k s2 : f32 over {at}i,j acc f32\n"
+            f"{f', bias: {dtype}[s1]' * bias}) -> y: {acc if dtype == I8 else dtype}[{size}s0,s1]\n"
+            f"  mm = contract add mul {a}, {b} over k s2 : {acc} over {at}i,j acc {acc}\n"
             f"  y[{at}i,j] = {made.format(f'{post}({total})' if post else total)}\n")
 
 
@@ -64,11 +68,12 @@ def _entry(name: str, seconds: Callable[[Call, Func, Machine, Mapping[str, int]]
     return Library(Atom(name, _meaning(dtype, batch, linear, bias, post), operands), seconds)
 
 
-MATMUL, LINEAR = "aten.matmul", "onednn.linear"
+MATMUL, LINEAR, BYTES = "aten.matmul", "onednn.linear", "aten.int_mm"
 POSTS = ("", "relu")  # what oneDNN computes after a sum
 LIBRARIES = (
     *(_entry(MATMUL, _seconds(0.40, 5e-6), dtype, batch=batch, bias=bias) for dtype in (F32, BF16)
       for batch, bias in ((False, False), (True, False), (False, True))),
+    _entry(BYTES, _seconds(0.40, 5e-6), I8),
     *(_entry(LINEAR, _seconds(0.78, 18e-6), F32, bias=bias, post=post)
       for bias in (False, True) for post in POSTS))
 
@@ -83,15 +88,20 @@ def libraries() -> Sequence[Library]:
 ATTENTION = "aten._scaled_dot_product_flash_attention_for_cpu.default"
 ATTENTION_BACKWARD = "aten._scaled_dot_product_flash_attention_for_cpu_backward.default"
 GROUP_NORM = "aten.native_group_norm.default"
+INT_MATMUL = "aten._int_mm.default"
 QUERIES = 8  # from as many on, ATen's attention took 0.3 to 0.7 of the time of our own kernel
 HALF_QUERIES = 256  # below, ATen's backward of bf16 took 1.5 to 5 times ours; else 0.5 to 1.1
 ELEMENTS = 1 << 13  # from as many on, ATen's group norm took 0.5 to 0.9 of the time of ours
 
 
-def keeps_call(call: str, operands: Sequence[Type], hints: Mapping[str, int]) -> bool:
+def keeps_call(call: str, operands: Sequence[Type], hints: Mapping[str, int], machine: Machine
+               ) -> bool:
     """Whether an ATen call, which could be opened, is faster as it is: attention of many queries,
-    which ATen computes in blocks, without the tiles that a causal mask hides, its backward, and
-    group norm of more than a cache's worth, which it reads once less."""
+    which ATen computes in blocks, without the tiles that a causal mask hides, its backward,
+    group norm of more than a cache's worth, which it reads once less, and products of bytes where
+    no atom computes them."""
+    if call == INT_MATMUL:
+        return not any(x.rate == "i8" for x in machine.atoms)
     first = operands[0] if operands else None
     if not isinstance(first, TensorType):
         return False
@@ -147,6 +157,9 @@ def _matmul(atom: Atom, call: Call) -> Callable[..., torch.Tensor]:
         return lambda a, b, bias, out: _into(out, linear(a, b, bias, post, [], ""))
     turn_a, turn_b = (call.tensors[t].axes[-1] != call.axes[x] for t, x in (("a", "k"), ("b", "j")))
     product = torch.bmm if "h" in call.axes else torch.mm
+    if atom.name == BYTES:
+        return lambda a, b, bias, out: _into(
+            out, torch._int_mm(a.mT if turn_a else a, b.mT if turn_b else b))
 
     def run(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None,
             out: torch.Tensor | None) -> torch.Tensor:

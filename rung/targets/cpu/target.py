@@ -51,7 +51,7 @@ class Cpu(Target):
         return libraries()
 
     def keeps_call(self, call: str, operands: Sequence[Type], hints: Mapping[str, int]) -> bool:
-        return keeps_call(call, operands, hints)
+        return keeps_call(call, operands, hints, self.machine)
 
     def candidates(self, kernel: Func, machine: Machine, hints: Mapping[str, int]
                    ) -> Iterable[TileMapping]:
