@@ -190,6 +190,9 @@ def _matrix(nest: Nest, u: tile.Use, op: loop.Fold, height: int, width: int, dep
     inner = [s for s in nest.splits[k] if s.kind not in LOOPS]
     if len(inner) != 1 or inner[0].kind != UNROLL or (inner[0].size or 1) % depth:
         refuse(f"{u.atom} needs {k} unrolled by a multiple of {depth}")
+    looped = nest.masked or any(s.kind in LOOPS for s in nest.splits[k])
+    if not looped and not (nest.extents[k] % nest.unit(k)).is_const(0):
+        refuse(f"{u.atom} needs a loop over {k}, whose last block is padded")
     a, b = (set(axes_of(x.type)) for x in op.args)
     cols = [x for x in axes_of(op.result.type) if nest.count(x, VECTOR) > 1]
     if len(cols) != 1 or nest.count(cols[0], VECTOR) != width or (cols[0] in a & b):

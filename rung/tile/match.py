@@ -59,17 +59,16 @@ def match(atom: Atom, fold: loop.Fold, made: Made) -> Match | None:
     """How `atom` computes the steps of a fold, if it does."""
     meaning = meaning_of(atom)
     (want,) = loop.folds(meaning)
-    loads = [op for op in meaning.body.ops if isinstance(op, loop.Load)]
     for bound in unify(want.result, fold.result, (made_by(meaning), made), {}):
-        by_buffer = {op.buf: bound[op.result] for op in loads}
-        return Match(atom, fold.result.name, tuple(by_buffer[p] for p in meaning.params))
+        given = {op.buf: bound[op.result] for op in meaning.body.ops if isinstance(op, loop.Load)}
+        return Match(atom, fold.result.name, tuple(given[p] for p in meaning.params))
     return None
 
 
 def deep(machine: Machine, fold: loop.Fold, made: Made) -> Match | None:
     """The first atom of a machine that computes several steps of a fold at once."""
-    found = (match(x, fold, made) for x in machine.atoms if tile_of(x)[2] > 1)
-    return next((m for m in found if m), None)
+    deeper = (x for x in machine.atoms if tile_of(x)[2] > 1)
+    return next((m for x in deeper if (m := match(x, fold, made))), None)
 
 
 def unify(want: Value, have: Value, made: tuple[Made, Made], bound: Bound) -> Iterator[Bound]:

@@ -127,6 +127,9 @@ def test_an_instruction_is_chosen_for_its_types_by_price(atom: str, swapped: boo
 def test_an_instruction_of_other_types_is_refused() -> None:
     func = matmul("vdpbf16ps", 8, 32, 16, False, PLAIN)
     legality.check(func, func.attr("mapping"), ALL)
+    bare = matmul("vdpbf16ps", 8, 32, 15, False, PLAIN.replace("seq *, reg {group}", "reg 16"))
+    with pytest.raises(MappingError, match="needs a loop over k, whose last block is padded"):
+        legality.check(bare, bare.attr("mapping"), ALL)
     text = re.sub(r"\bbf16\b", "f16", str(func))
     (other,) = parse_module(text, {"kernel": loop.VOCABULARY}, parse_mapping)
     with pytest.raises(MappingError, match=r"vdpbf16ps computes kernel vdpbf16ps.*, not mm"):
