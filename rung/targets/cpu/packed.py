@@ -18,6 +18,8 @@ from rung.targets.cpu.groups import ROWS, WORD
 from rung.tile.mapping import AxisLine, Mapping, Place, Use
 from rung.tile.match import Match, deep, made_by
 
+SHORT, LONG = 64, 1024  # extents of a reduced axis
+
 
 def packed(kernel: Func, machine: Machine, mapping: Mapping) -> Mapping | None:
     """`mapping` on the atoms of the machine; None where that has no use."""
@@ -43,9 +45,7 @@ def _on(kernel: Func, op: loop.Fold, m: Match, mapping: Mapping) -> Mapping | No
     if column in rows or any(lines.index(a) < lines.index(column) for a in rows):
         return None  # its panels would be made again for each row
     if depth == 1:
-        extent = loop.extents_of(kernel)[op.axis].const_value or 0
-        steps = group * (ROWS if extent % (ROWS * group) == 0 or extent > 64 else 1)
-        deeper = replace(reduced, splits=(*reduced.splits, ("reg", steps)))
+        deeper = replace(reduced, splits=(*reduced.splits, ("reg", _depth(kernel, op, group))))
         mapping = replace(mapping, axes=tuple(
             deeper if x.axis == op.axis else x for x in mapping.axes))
     elif depth % group:
@@ -53,6 +53,15 @@ def _on(kernel: Func, op: loop.Fold, m: Match, mapping: Mapping) -> Mapping | No
     places = () if mapping.placed(wide.name) else (_panel(mapping, wide, column, op.axis, group),)
     return replace(mapping, places=(*mapping.places, *places),
                    uses=(*mapping.uses, Use(op.result.name, m.atom.name)))
+
+
+def _depth(kernel: Func, op: loop.Fold, group: int) -> int:
+    """Elements of the reduced axis in a step: one group of a short axis, else what is transposed
+    together; twice that where no block is ragged, which reads far rows less often."""
+    extent, turned = loop.extents_of(kernel)[op.axis].const_value or 0, ROWS * group
+    if extent >= LONG and extent % (2 * turned) == 0:
+        return 2 * turned
+    return turned if extent % turned == 0 or extent > SHORT else group
 
 
 def _lanes(mapping: Mapping, value: Value) -> str:
