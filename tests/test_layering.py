@@ -23,7 +23,8 @@ VISIBLE = {
     "core": ("rung.core",),
     # the program frames the kernels: its passes look into them, and theirs work on whole modules
     "program": ("rung.core", "rung.program", "rung.tensor.ir", "rung.loop.ir"),
-    "tensor": ("rung.core", "rung.tensor", "rung.loop.ir", "rung.program.ir"),
+    "tensor": ("rung.core", "rung.tensor", "rung.loop.ir", "rung.program.ir",
+               "rung.program.storage"),
     "loop": ("rung.core", "rung.loop", "rung.tile.ir", "rung.program.ir"),
     # Tile IR is a Loop IR kernel as it stands, with a mapping beside it
     "tile": ("rung.core", "rung.tile", "rung.kernel.ir", "rung.loop.ir"),
