@@ -94,6 +94,3 @@ def source_of(op: Op | None, kernels: Mapping[str, Func]) -> Value | None:
                     linear(subs[len(load.subs):], store.buf), bounds)
     whole = prod(shape_of(load.buf), start=ONE) is prod(shape_of(store.buf), start=ONE)
     return op.args[kernel.params.index(load.buf)] if same and whole else None
-
-
-is_view = is_reshape

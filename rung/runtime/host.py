@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import keyword
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from math import isfinite
 from typing import Any
 
@@ -39,7 +39,7 @@ from rung.program import memory
 from rung.program.externs import Externs
 from rung.program.ir import Call, Check, KernelCall, Module, Return, Write, states, strided
 from rung.program.memory import Step, Storage
-from rung.program.views import is_view
+from rung.program.storage import RESHAPE, UPDATE, Aliases, is_reshape
 from rung.runtime.code import HELPERS, Bound, Code
 from rung.runtime.stretches import Builder, Built, Part, buffers, native, parts
 from rung.runtime.tensors import DTYPES, Site
@@ -69,7 +69,8 @@ class _Host:
         self.read = {v for s in plan.steps if not isinstance(s.op, Call | Return)
                      for v in s.op.operands()}
         self.given = {v for s in plan.steps if isinstance(s.op, Call) for v in s.op.operands()}
-        self.needed = plan.tensors | self.behind(plan.tensors)
+        lies = Aliases((s.op for s in plan.steps), (RESHAPE, UPDATE))
+        self.needed = lies.behind(plan.tensors)  # these have variables
         last = self.program.body.last
         self.relaid = dict(last.relaid()) if isinstance(last, Return) else {}
         self.allocated = self.leaving()
@@ -98,15 +99,6 @@ class _Host:
             if not isinstance(ops[-1], Return):
                 self.drop(part)
         return self.code
-
-    def behind(self, values: Collection[Value]) -> set[Value]:
-        """Values of which others are views or later states, without a variable of their own."""
-        found: set[Value] = set()
-        for op in reversed([s.op for s in self.plan.steps]):
-            olds = op.operands() if is_view(op) else tuple(states(op).values())
-            found |= {old for new, old in zip(op.results, olds, strict=False)
-                      if new in values or new in found}
-        return found
 
     def leaving(self) -> set[Value]:
         """Results under another type than their own that are allocated so: what kernels make, and
@@ -249,7 +241,7 @@ class _Host:
                 self.line(f"{self.name(op.dst)}.copy_({self.name(op.src)})")
             case Return():
                 self.leave(op)
-            case _ if is_view(op):
+            case _ if is_reshape(op):
                 self.view(op)
             case _:
                 raise LoweringError(f"the host cannot do {op.keyword}")
@@ -321,9 +313,9 @@ class _Host:
 
     def rename(self, op: Op) -> None:
         """The variables of views and of later states of a tensor."""
-        if is_view(op):
+        if is_reshape(op):
             self.view(op)
-        for new, old in zip(op.results, getattr(op, "updates", ()), strict=False):
+        for new, old in states(op).items():
             self.alias(new, old)
             if self.plan.home[old].role == "mutated":
                 self.line(f"bump({self.name(self.plan.home[old].values[0])})")
