@@ -33,8 +33,9 @@ from rung.runtime import saved
 from rung.runtime.code import Code
 from rung.runtime.executable import Executable
 from rung.runtime.host import host_code
-from rung.targets import base
-from rung.targets.base import Launch, Target, is_library
+from rung.targets import base, device
+from rung.targets.base import Target, is_library
+from rung.targets.device import Device, Launch
 from rung.tile.mapping import Mapping as TileMapping
 from rung.tile.mapping import parse_mapping
 
@@ -100,6 +101,11 @@ class Compilation:
         self.target = target
         self.context = Context(target, externs, precision, hints or {}, mappings or {})
 
+    @cached_property
+    def device(self) -> Device:
+        """What runs the target's kernels here; LaunchError if nothing does."""
+        return device.device(self.target)
+
     def history(self, start: Module | Func, passes: Sequence[Pass] | None = None) -> History:
         """What `passes`, or all of them, make of a program or a module. Where a fused kernel has no
         mapping, they run again with care in fusion."""
@@ -147,15 +153,15 @@ class Compilation:
         with timed("source", "host"):
             code, stretches = host_code(module, self.context.externs, len(constants))
         with timed("source", "build"):
-            launches = self.target.load(own, source, stretches) if own or stretches else {}
+            launches = self.device.load(own, source, stretches) if own or stretches else {}
         return self._loaded(code, launches, module.kernels, constants, lines, nodes)
 
     def _loaded(self, code: Code, launches: Mapping[str, Launch], kernels: Iterable[Func],
                 constants: Sequence[Any], lines: Mapping[str, str] | None,
                 nodes: Sequence[Origin | None]) -> Executable:
-        libraries = {k.name: self.target.call(k) for k in kernels if is_library(k)}
+        libraries = {k.name: self.device.call(k) for k in kernels if is_library(k)}
         with timed("source", "load"):
-            return Executable(code, self.target, self.context.externs, launches, libraries,
+            return Executable(code, self.device, self.context.externs, launches, libraries,
                               constants, lines, nodes)
 
     def unmapped(self, module: Module) -> str:
@@ -169,7 +175,7 @@ class Compilation:
     def key(self, program: Func, options: Options) -> str:
         """The key of a program's code on disk."""
         context = self.context
-        return saved.key_of(program, self.target.identity(), str(options),
+        return saved.key_of(program, self.device.identity(), str(options),
                             str(list(context.hints.values())), *map(str, context.mappings.values()))
 
     def saved(self, key: str, program: Func, constants: Sequence[Any], lines: Mapping[str, str],
@@ -177,7 +183,7 @@ class Compilation:
         """What was compiled before for a program; None if it is not, or not wholly, on disk."""
         found = saved.load(key)
         names = [n for n in found.code.stretches if n != "run"] if found else []
-        launches = self.target.reload(found.library, names) if found else None
+        launches = self.device.reload(found.library, names) if found else None
         if not found or launches is None:
             return None
         kernels = parse_module("\n".join(found.kernels.values()), VOCABULARIES, parse_mapping)

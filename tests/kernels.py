@@ -24,6 +24,7 @@ from rung.core.types import BF16, TensorType, dtype_of
 from rung.loop import ir as loop
 from rung.runtime.executable import Executable
 from rung.targets.base import Target, buffers_of, is_library, symbols_of
+from rung.targets.device import device
 
 SPECIAL = (np.nan, np.inf, -np.inf, -0.0, 0.0)
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -105,7 +106,7 @@ def _array(value: Value, sizes: Mapping[str, int], rng: np.random.Generator, out
 def run_compiled(made: Made, arrays: Arrays, sizes: Mapping[str, int]) -> Arrays:
     """What the compiled kernel makes of copies of `arrays`."""
     func = made.lowered
-    launch = made.target.load([func], made.target.emit([func]))[func.name]
+    launch = device(made.target).load([func], made.target.emit([func]))[func.name]
     tensors = {v.name: _tensor(v, arrays[v.name], sizes) for v in buffers_of(func)}
     launch(*(tensors[v.name].data_ptr() for v in buffers_of(func)),
            *(sizes[s] for s in symbols_of(func)))

@@ -8,6 +8,7 @@ An import is looked at as a dotted name, members included: `from rung.loop impor
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,14 +33,15 @@ VISIBLE = {
     "targets": ("rung.core", "rung.loop.ir", "rung.tile", "rung.kernel", "rung.targets"),
     "frontends": ("rung.core", "rung.program", "rung.tensor", "rung.frontends",
                   "rung.runtime.tensors"),
-    "runtime": ("rung.core", "rung.program", "rung.kernel", "rung.runtime", "rung.targets.base"),
+    "runtime": ("rung.core", "rung.program", "rung.kernel", "rung.runtime", "rung.targets.base",
+                "rung.targets.device"),
     # the files beside the folders, but for those of SEES_ALL
     "__init__": ("rung.core",),
     "__main__": ("rung.cli",),
 }
 SEES_ALL = ("pipeline", "compilation", "entry", "cli", "tools")
 
-SHARED_BY_TARGETS = ("TARGETS", "base", "c_family")
+SHARED_BY_TARGETS = ("TARGETS", "base", "device", "c_family")
 """Modules of `targets/` that are no machine; every other one is a concrete target."""
 
 ENVIRONMENT_READER = "rung.core.config"
@@ -195,6 +197,22 @@ def is_concrete_target(name: str) -> bool:
     return False
 
 
+def check_devices(tree: list[Module]) -> list[str]:
+    """Code is generated without a device: no target, and nothing above, imports one."""
+    return [
+        module.at(found.line, f"needs a device: {found.name}")
+        for module in tree
+        if not within(module.name, ("rung.tools",)) and not is_device(module.name)
+        for found in imports(module)
+        if is_device(found.name)
+    ]
+
+
+def is_device(name: str) -> bool:
+    """Whether a name is of one target's device, or in it."""
+    return re.match(r"rung\.targets\.\w+\.device\b", name) is not None
+
+
 def check_circles(tree: list[Module]) -> list[str]:
     """No files import each other, directly or through others, but those of CIRCLES."""
     files = {module.name: module for module in tree}
@@ -290,6 +308,10 @@ def test_no_target_is_named_outside_targets(package: list[Module]) -> None:
     report(check_target_names(package))
 
 
+def test_code_is_generated_without_a_device(package: list[Module]) -> None:
+    report(check_devices(package))
+
+
 def test_no_files_import_each_other(package: list[Module]) -> None:
     report(check_circles(package))
     assert not CIRCLES.keys() - circles(package), "drop what is no circle any more"
@@ -335,6 +357,8 @@ VIOLATIONS: list[tuple[Rule, str, str, str]] = [
         "from importlib import import_module\nm = import_module('rung.targets.cuda')",
         "rung.targets.cuda",
     ),
+    (check_devices, "targets/toy/target.py", "from rung.targets.toy.device import Toy", "a device"),
+    (check_devices, "pipeline.py", "def f():\n    import rung.targets.cpu.device", "a device"),
     (check_environment, "core/a.py", "import os\nx = os.environ['X']", "reads the environment"),
     (check_environment, "tools/a.py", "import os as o\nx = o.getenv('X')", "reads the environment"),
     (check_environment, "cli.py", "from os import environ", "reads the environment"),

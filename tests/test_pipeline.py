@@ -19,7 +19,7 @@ from test_end_to_end import rung
 from rung import compilation, pipeline
 from rung.compilation import Compilation, read_mappings
 from rung.core import trace
-from rung.core.errors import MappingError, VerifyError
+from rung.core.errors import LaunchError, MappingError, VerifyError
 from rung.core.op import Block, Func
 from rung.core.parse import parse_module
 from rung.frontends.torch.externs import TORCH
@@ -222,9 +222,12 @@ def test_the_toy_runs(name: str) -> None:
     torch.testing.assert_close(*results)
 
 
-def test_cuda_emits() -> None:
-    stages = lower(models.softmax(64, 256), target("cuda.sm90"))
+def test_cuda_has_no_device() -> None:
+    cuda = target("cuda.sm90")
+    stages = lower(models.softmax(64, 256), cuda)
     assert "__global__" in stages.text("source")
+    with pytest.raises(LaunchError, match=r"kernels for cuda\.sm90 are not launched yet"):
+        Compilation(cuda).executable(stages.reached())
 
 
 def test_a_size_as_a_value() -> None:

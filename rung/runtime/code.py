@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 
-from rung.runtime import pool, tensors
+from rung.runtime import tensors
 from rung.runtime.tensors import Site
-from rung.targets.base import Signature
+from rung.targets.device import Signature
 
-HELPERS = {"take": pool.take, "give": pool.give, "empty": tensors.empty, "fit": tensors.fit,
-           "leaves": tensors.leaves, "check": tensors.check, "bump": tensors.bump,
-           "address": tensors.address, "torch": torch}
+HELPERS = {"empty": tensors.empty, "fit": tensors.fit, "leaves": tensors.leaves,
+           "check": tensors.check, "bump": tensors.bump, "address": tensors.address, "torch": torch}
+RESERVED = frozenset((*HELPERS, "take", "give"))
+"""Names in the text that stand for the host's own functions and the device's."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Bound:
 
 @dataclass
 class Code:
-    """Python text, and what its names stand for besides `HELPERS`: (`call`, an overload),
+    """Python text, and what its names stand for besides those `RESERVED`: (`call`, an overload),
     (`library`, a kernel) or (`constant`, a number). `whole` is the stretch that is all of `run`.
     `steps` has, by lines of `run`, what the steps of the stretch there are: a kernel, or "check",
     and the op of the imported program that it computes last, or -1."""
@@ -46,7 +47,7 @@ class Code:
     def bind(self, hint: str, kind: str, what: Any) -> str:
         """A name for an object."""
         name, n = hint, 1
-        while name in HELPERS or self.names.get(name, (kind, what)) != (kind, what):
+        while name in RESERVED or self.names.get(name, (kind, what)) != (kind, what):
             name, n = f"{hint}_{n}", n + 1
         self.names[name] = kind, what
         return name

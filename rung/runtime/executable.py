@@ -14,8 +14,8 @@ import torch
 from rung.core.origins import Origin
 from rung.program.externs import Externs
 from rung.runtime.code import HELPERS, Code
-from rung.runtime.tensors import empty, refusal
-from rung.targets.base import Launch, Target
+from rung.runtime.tensors import empty, memory, refusal
+from rung.targets.device import Device, Launch
 
 _number = count()
 
@@ -28,7 +28,7 @@ class Executable:
     where the ops of the imported program come from; `library` is the file of the stretches.
     """
 
-    def __init__(self, code: Code, target: Target, externs: Externs,
+    def __init__(self, code: Code, device: Device, externs: Externs,
                  launches: Mapping[str, Launch],
                  libraries: Mapping[str, Callable[..., torch.Tensor]],
                  constants: Sequence[object] = (), lines: Mapping[str, str] | None = None,
@@ -38,7 +38,8 @@ class Executable:
         start = len(code.functions) + 1  # lines before the first of `run`
         self.events = {start + n: [_event(kernel, nodes[at] if 0 <= at < len(nodes) else None)
                                    for kernel, at in steps] for n, steps in code.steps}
-        self.names: dict[str, Any] = {**HELPERS, "lines": known}
+        take, give = device.workspaces(memory)
+        self.names: dict[str, Any] = {**HELPERS, "lines": known, "take": take, "give": give}
         find: dict[str, Callable[[Any], Any]] = {
             "call": externs.callee, "library": libraries.__getitem__,
             "constant": constants.__getitem__}
@@ -54,7 +55,7 @@ class Executable:
         for name, bound in code.stretches.items():
             launch = launches[code.whole if name == "run" else name]
             boxed = constants if bound.signature.boxed else ()
-            self.names[name] = target.bind(
+            self.names[name] = device.bind(
                 bound.signature, launch, self.names[name], refuse=refusal(bound.sites, known),
                 empty=empty, profiler=externs.profiler, constants=boxed)
         self.library: str = next((x.file for x in launches.values() if hasattr(x, "file")), "")

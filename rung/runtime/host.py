@@ -40,10 +40,11 @@ from rung.program.externs import Externs
 from rung.program.ir import Call, Check, KernelCall, Module, Return, Write, states, strided
 from rung.program.memory import Step, Storage
 from rung.program.storage import RESHAPE, UPDATE, Aliases, is_reshape
-from rung.runtime.code import HELPERS, Bound, Code
+from rung.runtime.code import RESERVED, Bound, Code
 from rung.runtime.stretches import Builder, Built, Part, buffers, native, parts
 from rung.runtime.tensors import DTYPES, Site
-from rung.targets.base import Signature, Stretch, buffers_of, strides_of
+from rung.targets.base import buffers_of, strides_of
+from rung.targets.device import Signature, Stretch
 
 
 def host_code(module: Module, externs: Externs, constants: int = 0) -> tuple[Code, list[Stretch]]:
@@ -198,7 +199,7 @@ class _Host:
         """The variable of a value; helpers and keywords keep their names."""
         if value not in self.names:
             name = value.name
-            own = (*HELPERS, "args", "w", "at", "run", "lines")
+            own = (*RESERVED, "args", "w", "at", "run", "lines")
             taken = (keyword.iskeyword(name) or name in own
                      or name.startswith(("stretch_", "launch_", "run_")))
             self.names[value] = f"{name}_" if taken else name

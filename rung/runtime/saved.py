@@ -18,7 +18,7 @@ from rung.core.key import structural_key
 from rung.core.op import Func
 from rung.runtime.code import Bound, Code
 from rung.runtime.tensors import Site
-from rung.targets.base import Signature
+from rung.targets.device import Signature
 
 KIND = "programs"  # the cache's folder
 

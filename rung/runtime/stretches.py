@@ -15,7 +15,8 @@ from rung.core.op import Op, Value
 from rung.core.types import TensorType, dtype_of
 from rung.program.ir import CHECKED, Check, KernelCall, Module
 from rung.program.memory import Plan, Step, Storage
-from rung.targets.base import Checked, Launched, Place, Stretch, is_library, strides_of, symbols_of
+from rung.targets.base import is_library, strides_of, symbols_of
+from rung.targets.device import Checked, Launched, Place, Stretch
 
 LARGE = 1 << 20
 """Bytes of a tensor whose death ends a stretch: within one, results are allocated at its start and

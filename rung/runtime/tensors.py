@@ -19,6 +19,12 @@ def new_memory(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -
     return torch.empty_strided(size, stride, dtype=dtype, device="cpu")
 
 
+def memory(count: int) -> tuple[torch.Tensor, int]:
+    """So many bytes of undefined content on the host, and their address."""
+    made = torch.empty(count, dtype=torch.uint8, device="cpu")
+    return made, made.data_ptr()
+
+
 # Torch's own is private and takes a third of the time; both are blind to default devices.
 empty: Callable[..., torch.Tensor] = getattr(guards, "_empty_strided_cpu", new_memory)
 

@@ -13,9 +13,11 @@ from rung.core.op import Func, Op, walk
 from rung.core.types import dtype_of
 from rung.kernel.ir import For, Wait, run_kernel_ir
 from rung.loop import ir as loop
+from rung.targets.base import target
+from rung.targets.device import device
+from rung.targets.toy.device import ToyEngine
 from rung.targets.toy.emit import emit
 from rung.targets.toy.machine import TOY
-from rung.targets.toy.target import ToyEngine, target
 from rung.tile.candidates_explicit import candidates
 from rung.tile.legality import check
 from rung.tile.mapping import parse_mapping
@@ -161,7 +163,7 @@ def test_a_launch_takes_addresses() -> None:
     want = {k: v.copy() for k, v in held.items()}
     loop.run_kernel(func, want)
     raw = {k: (v.view("u4") >> 16).astype("u2") for k, v in held.items()}
-    target("toy").load([lowered], "")[lowered.name](*(raw[v.name].ctypes.data
+    device(target("toy")).load([lowered], "")[lowered.name](*(raw[v.name].ctypes.data
                                                       for v in (*func.params, *func.outs)))
     got = (raw["y"].astype("u4") << 16).view("f4")
     assert dtype_of(func.outs[0].type).name == "bf16"

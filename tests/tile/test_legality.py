@@ -12,8 +12,8 @@ from rung.core.parse import parse_module
 from rung.loop.ir import VOCABULARY
 from rung.targets.cpu.machine import AVX512
 from rung.targets.cuda.machine import SM90
+from rung.targets.toy.device import ToyEngine
 from rung.targets.toy.machine import TOY
-from rung.targets.toy.target import ToyEngine
 from rung.tile.legality import check
 from rung.tile.mapping import parse_mapping
 from rung.tools.fuzz.mappings import difference

@@ -18,8 +18,8 @@ import torch
 
 from rung.core import trace
 from rung.core.errors import TargetCompileError
-from rung.targets.base import Launch, Signature
 from rung.targets.cpu.build import build_extension
+from rung.targets.device import Launch, Signature
 
 SOURCE = Path(__file__).with_name("glue.c")
 CODES = {"f64": (2, 64, torch.float64), "f32": (2, 32, torch.float32),

@@ -1,82 +1,20 @@
-"""The CPU targets: kernels of C, called through ctypes with raw addresses."""
+"""The CPU targets: the machines, their mappings, and kernels as C."""
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
 
 import torch
 
 from rung.core.config import Settings
-from rung.core.errors import LaunchError
-from rung.core.machine import Machine
-from rung.core.op import Func
-from rung.core.types import Type
-from rung.targets.base import Launch, Signature, Stretch, Target, buffers_of, symbols_of
-from rung.targets.cpu import glue
-from rung.targets.cpu.build import build, command_for, find, version
-from rung.targets.cpu.emit import emit, emit_units
-from rung.targets.cpu.libraries import LIBRARIES, keeps_call, matmul
-from rung.targets.cpu.machine import ASLEEP, MACHINES, NEEDS, features, host
-from rung.tile.atoms import Library, match_matmul
+from rung.targets.base import Target
+from rung.targets.cpu.emit import emit
+from rung.targets.cpu.libraries import LIBRARIES, keeps_call
+from rung.targets.cpu.machine import ASLEEP, MACHINES, host
 from rung.tile.candidates_cpu import candidates
-from rung.tile.mapping import Mapping as TileMapping
 
 
-@dataclass(frozen=True)
-class Cpu(Target):
-    """One instruction set of x86-64."""
-
-    name: str
-    machine: Machine
-
-    @property
-    def libraries(self) -> Sequence[Library]:
-        return LIBRARIES
-
-    def keeps_call(self, call: str, operands: Sequence[Type], hints: Mapping[str, int]) -> bool:
-        return keeps_call(call, operands, hints)
-
-    def candidates(self, kernel: Func, machine: Machine, hints: Mapping[str, int]
-                   ) -> Iterable[TileMapping]:
-        return candidates(kernel, machine, hints)
-
-    def emit(self, kernels: Sequence[Func]) -> str:
-        return emit(kernels)
-
-    def load(self, kernels: Sequence[Func], source: str, stretches: Sequence[Stretch] = ()
-             ) -> Mapping[str, Launch]:
-        missing = NEEDS[self.name] - features()
-        if missing:
-            raise LaunchError(f"this CPU has no {', '.join(sorted(missing))}, which {self.name} "
-                              f"needs")
-        path = build(emit_units(kernels, source, stretches), self.name)
-        return bound(path, kernels, [s.name for s in stretches])
-
-    def identity(self) -> str:
-        return "\0".join([repr(self.machine), *command_for(self.name), version()])
-
-    def reload(self, library: str, stretches: Sequence[str]) -> Mapping[str, Launch] | None:
-        path = find(library)
-        return bound(path, (), stretches) if path else None
-
-    def bind(self, signature: Signature, launch: Launch, slow: Launch, **rest: Any
-             ) -> Launch:
-        assert isinstance(launch, NativeStretch)
-        return glue.bind(signature, launch.entry, launch.layout, launch.library, slow, **rest)
-
-    def call(self, kernel: Func) -> Callable[..., torch.Tensor]:
-        mapping: TileMapping = kernel.attr("mapping")
-        mm = match_matmul(kernel.with_attr("mapping", None))
-        assert mm is not None
-        (use,) = mapping.uses
-        return matmul(use.atom, mm, [v.name for v in buffers_of(kernel)])
-
-
-def target(name: str) -> Cpu:
+def target(name: str) -> Target:
     """The target of a name in `TARGETS`; `cpu` is the widest that runs here.
 
     Prices count on as many cores as torch has threads now; kernels run with what it has then.
@@ -86,46 +24,5 @@ def target(name: str) -> Cpu:
     rates = machine.rates
     if Settings.from_environment().asleep:
         rates = replace(rates, fork=ASLEEP)
-    return Cpu(machine.name, replace(machine, cores=torch.get_num_threads(), rates=rates))
-
-
-class NativeStretch:
-    """A stretch in a library, callable with sequences of addresses and sizes."""
-
-    def __init__(self, library: ctypes.CDLL, name: str):
-        self.library, self.run, self.file = library, library[name], Path(library._name).name
-        self.one = library[f"step_{name}"]
-        self.run.restype = self.one.restype = ctypes.c_long
-        self.entry, self.layout = (ctypes.cast(library[n], ctypes.c_void_p).value or 0
-                                   for n in (name, f"layout_{name}"))
-
-    def __call__(self, addresses: Sequence[int], sizes: Sequence[int]) -> tuple[int, int, int]:
-        return self._given(self.run, addresses, sizes)
-
-    def step(self, n: int, addresses: Sequence[int], sizes: Sequence[int]) -> tuple[int, int, int]:
-        """One step of the stretch alone."""
-        return self._given(self.one, addresses, sizes, ctypes.c_long(n), 1)
-
-    def _given(self, run: Launch, addresses: Sequence[int], sizes: Sequence[int], *rest: object
-               ) -> tuple[int, int, int]:
-        found = (ctypes.c_long * 2)()
-        site = run((ctypes.c_void_p * len(addresses))(*addresses),
-                   (ctypes.c_long * len(sizes))(*sizes), found, *rest)
-        return site, found[0], found[1]
-
-
-def bound(path: Path, kernels: Sequence[Func], stretches: Sequence[str] = ()
-          ) -> dict[str, Launch]:
-    """The functions of a library that run each kernel and stretch."""
-    try:
-        library = ctypes.CDLL(str(path))
-    except OSError as error:
-        raise LaunchError(f"cannot load {path}: {error}") from None
-    launches: dict[str, Launch] = {}
-    for kernel in kernels:
-        run = library[f"run_{kernel.name}"]
-        run.restype = None
-        run.argtypes = ([ctypes.c_void_p] * len(buffers_of(kernel))
-                        + [ctypes.c_long] * len(symbols_of(kernel)))
-        launches[kernel.name] = run
-    return launches | {name: NativeStretch(library, name) for name in stretches}
+    return Target(replace(machine, cores=torch.get_num_threads(), rates=rates), candidates, emit,
+                  LIBRARIES, keeps_call)
