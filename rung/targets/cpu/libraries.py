@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from operator import itemgetter
-
-import torch
+from typing import TYPE_CHECKING
 
 from rung.core.expr import Expr
 from rung.core.machine import Machine
@@ -21,6 +20,9 @@ from rung.core.types import BF16, F32, TensorType, Type, shape_of
 from rung.targets.cpu.machine import features
 from rung.tile.atoms import Library, Matmul, Operand
 from rung.tile.price import known
+
+if TYPE_CHECKING:
+    import torch
 
 SKINNY = 8  # rows below which a library's matmul is bound by how it streams the matrix
 
@@ -42,6 +44,8 @@ def _seconds(share: float, dispatch: float
 
 
 def _has_onednn() -> bool:
+    import torch  # a process without it asks for no library
+
     built: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     return built and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
@@ -118,6 +122,8 @@ def _taken(x: Operand, names: Sequence[str]) -> Callable[[Sequence[torch.Tensor]
 
 def _matmul(name: str, mm: Matmul) -> Callable[..., torch.Tensor]:
     """Of a, b, the bias and the output's memory, the last two or None."""
+    import torch
+
     if name == "onednn.linear":
         linear, post = torch.ops.mkldnn._linear_pointwise.default, mm.post
         return lambda a, b, bias, out: _into(out, linear(a, b, bias, post, [], ""))
