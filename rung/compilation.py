@@ -25,7 +25,6 @@ from rung.core.options import Options
 from rung.core.origins import Origin
 from rung.core.parse import parse_module
 from rung.core.trace import Event
-from rung.frontends.torch.externs import TORCH
 from rung.pipeline import VOCABULARIES, Context, Pass, run_pass, timed
 from rung.program.externs import Externs
 from rung.program.ir import Module
@@ -95,9 +94,9 @@ class Compilation:
     """How programs are compiled for one target: `hints` are the sizes to expect, `mappings` the
     user's own by kernel. What was chosen for a kernel is kept for the others like it."""
 
-    def __init__(self, target: Target, precision: str = "default",
+    def __init__(self, target: Target, externs: Externs, precision: str = "default",
                  hints: Mapping[str, int] | None = None,
-                 mappings: Mapping[str, TileMapping] | None = None, externs: Externs = TORCH):
+                 mappings: Mapping[str, TileMapping] | None = None):
         self.target = target
         self.context = Context(target, externs, precision, hints or {}, mappings or {})
 
@@ -175,8 +174,9 @@ class Compilation:
     def key(self, program: Func, options: Options) -> str:
         """The key of a program's code on disk."""
         context = self.context
-        return saved.key_of(program, self.device.identity(), str(options),
-                            str(list(context.hints.values())), *map(str, context.mappings.values()))
+        return saved.key_of(program, self.device.identity(), context.externs.version(),
+                            str(options), str(list(context.hints.values())),
+                            *map(str, context.mappings.values()))
 
     def saved(self, key: str, program: Func, constants: Sequence[Any], lines: Mapping[str, str],
               nodes: Sequence[Origin | None]) -> Executable | None:
@@ -199,12 +199,13 @@ def generated(module: Module) -> tuple[Func, ...]:
 # --- for a front end
 
 def compile_program(program: Func, options: Options, constants: Sequence[Any],
-                    hints: Mapping[str, int]) -> Callable[[list[Any]], Sequence[Any]]:
+                    hints: Mapping[str, int], externs: Externs
+                    ) -> Callable[[list[Any]], Sequence[Any]]:
     """The callable of a program: it takes the list of the inputs, which it empties, and gives the
     tensors that the program returns. RungError where some rung, or the target, cannot take it."""
     try:
-        compilation = Compilation(base.target(options.target), options.precision, hints,
-                                  read_mappings(options.mappings))
+        compilation = Compilation(base.target(options.target), externs, options.precision,
+                                  hints, read_mappings(options.mappings))
         lines, nodes = lines_of(program), nodes_of(program)
         settings, key = Settings.from_environment(), ""
         if not (trace.active() or settings.check or settings.fresh or settings.keep):

@@ -21,6 +21,7 @@ from rung.core.expr import is_size
 from rung.core.op import Func, Value
 from rung.core.scalar import round_bf16
 from rung.core.types import BF16, TensorType, dtype_of
+from rung.frontends.torch.externs import TORCH
 from rung.loop import ir as loop
 from rung.runtime.executable import Executable
 from rung.targets.base import Target, buffers_of, is_library, symbols_of
@@ -70,12 +71,12 @@ def _made(history: History) -> Iterator[Made]:
 
 def lower(program: Func, where: Target, **how: Any) -> History:
     """All rungs below a program, and the source."""
-    return Compilation(where, **how).lower(program)
+    return Compilation(where, TORCH, **how).lower(program)
 
 
 def compiled(program: Func, where: Target) -> Executable:
     """What runs a program, compiled for a target."""
-    compilation = Compilation(where)
+    compilation = Compilation(where, TORCH)
     return compilation.executable(compilation.lower(program).reached())
 
 

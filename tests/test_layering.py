@@ -31,8 +31,7 @@ VISIBLE = {
     "tile": ("rung.core", "rung.tile", "rung.kernel.ir", "rung.loop.ir"),
     "kernel": ("rung.core", "rung.kernel", "rung.tile.mapping"),
     "targets": ("rung.core", "rung.loop.ir", "rung.tile", "rung.kernel", "rung.targets"),
-    "frontends": ("rung.core", "rung.program", "rung.tensor", "rung.frontends",
-                  "rung.runtime.tensors"),
+    "frontends": ("rung.core", "rung.program", "rung.tensor", "rung.frontends"),
     "runtime": ("rung.core", "rung.program", "rung.kernel", "rung.runtime", "rung.targets.base",
                 "rung.targets.device"),
     # the files beside the folders, but for those of SEES_ALL
@@ -47,7 +46,12 @@ SHARED_BY_TARGETS = ("TARGETS", "base", "device", "c_family")
 ENVIRONMENT_READER = "rung.core.config"
 ENVIRONMENT = ("environ", "environb", "getenv", "getenvb")
 
-ALLOWED: dict[tuple[str, str], str] = {}
+TORCH_IS_KNOWN_TO = ("frontends", "entry", "cli", "tools")
+
+ALLOWED: dict[tuple[str, str], str] = {
+    ("rung.targets.cpu.libraries", "torch"):
+        "calls ATen and oneDNN, for a front end whose tensors are torch's",
+}
 """(importing module, imported prefix) -> the reason why this one exception stands."""
 
 
@@ -197,6 +201,17 @@ def is_concrete_target(name: str) -> bool:
     return False
 
 
+def check_torch(tree: list[Module]) -> list[str]:
+    """Torch is the library of one front end: nothing below imports it, or that front end."""
+    return [
+        module.at(found.line, f"{module.part} must not import {found.name}")
+        for module in tree
+        if module.part not in TORCH_IS_KNOWN_TO
+        for found in imports(module)
+        if within(found.name, ("torch", "rung.frontends")) and not excused(module, found.name)
+    ]
+
+
 def check_devices(tree: list[Module]) -> list[str]:
     """Code is generated without a device: no target, and nothing above, imports one."""
     return [
@@ -308,6 +323,10 @@ def test_no_target_is_named_outside_targets(package: list[Module]) -> None:
     report(check_target_names(package))
 
 
+def test_torch_is_imported_by_its_front_end_alone(package: list[Module]) -> None:
+    report(check_torch(package))
+
+
 def test_code_is_generated_without_a_device(package: list[Module]) -> None:
     report(check_devices(package))
 
@@ -357,6 +376,8 @@ VIOLATIONS: list[tuple[Rule, str, str, str]] = [
         "from importlib import import_module\nm = import_module('rung.targets.cuda')",
         "rung.targets.cuda",
     ),
+    (check_torch, "runtime/a.py", "def f():\n    import torch", "must not import torch"),
+    (check_torch, "compilation.py", "from rung.frontends.torch.externs import TORCH", "TORCH"),
     (check_devices, "targets/toy/target.py", "from rung.targets.toy.device import Toy", "a device"),
     (check_devices, "pipeline.py", "def f():\n    import rung.targets.cpu.device", "a device"),
     (check_environment, "core/a.py", "import os\nx = os.environ['X']", "reads the environment"),

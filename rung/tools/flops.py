@@ -23,11 +23,11 @@ from rung.core.machine import Machine
 from rung.core.op import Block, Func, Op, Value
 from rung.core.types import TensorType
 from rung.frontends.torch.calls import overload, schema_of, to_torch
+from rung.frontends.torch.tensors import DTYPES
 from rung.program import memory
 from rung.program.ir import Apply, Call, Composite, KernelCall, Module, Write, is_view
 from rung.program.storage import is_reshape
 from rung.runtime.stretches import native
-from rung.runtime.tensors import DTYPES
 from rung.tensor.ir import Contract
 
 Sizes = Mapping[str, int]

@@ -16,12 +16,12 @@ from rung.core.errors import LoweringError
 from rung.core.expr import Expr
 from rung.core.op import Builder, Func, Names, Value
 from rung.core.types import F32, I64, DType, TensorType
+from rung.frontends.torch import tensors
 from rung.frontends.torch.externs import TORCH
+from rung.frontends.torch.tensors import fit
 from rung.program.ir import Call, Check, Module, Return, Write
-from rung.runtime import tensors
 from rung.runtime.executable import Executable
 from rung.runtime.host import host_code
-from rung.runtime.tensors import fit
 from rung.targets.base import target
 from rung.targets.cpu import pool
 from rung.targets.device import device

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from rung.core.errors import LaunchError
 from rung.core.op import Func
@@ -51,7 +49,7 @@ class Cpu(Device):
         assert isinstance(launch, NativeStretch)
         return glue.bind(signature, launch.entry, launch.layout, launch.library, slow, **rest)
 
-    def call(self, kernel: Func) -> Callable[..., torch.Tensor]:
+    def call(self, kernel: Func) -> Launch:
         mapping: TileMapping = kernel.attr("mapping")
         mm = match_matmul(kernel.with_attr("mapping", None))
         assert mm is not None

@@ -23,11 +23,11 @@ from rung.frontends.torch.backend import with_results
 from rung.frontends.torch.externs import TORCH
 from rung.frontends.torch.importer import Imported, import_graph
 from rung.frontends.torch.oracle import to_numpy
+from rung.frontends.torch.tensors import cloned
 from rung.frontends.torch.tracing import compile_graphs
 from rung.program.ir import Module
 from rung.runtime.executable import Executable
 from rung.runtime.host import host_code
-from rung.runtime.tensors import cloned
 from rung.targets.base import Target, is_library
 from rung.targets.device import Launched, Stretch
 from rung.targets.device import device as device_of
@@ -122,7 +122,7 @@ def _part(gm: fx.GraphModule, program: Program, target: Target, prefix: str) -> 
     precision = dict(program.options).get("precision", "default")
     with compat.unset_fake_temporarily():
         imported = import_graph(gm, static=compat.static_inputs(gm))
-        return Part(imported, Compilation(target, precision).lower(imported.func), prefix)
+        return Part(imported, Compilation(target, TORCH, precision).lower(imported.func), prefix)
 
 
 def _run(part: Part, args: list[Any]) -> Any:
