@@ -1,10 +1,16 @@
-"""The toy as a device: its Kernel IR runs on NumPy, in the memory that the host gives."""
+"""The toy as a device: its Kernel IR runs on NumPy, in memory of its own.
+
+The host cannot read that memory: a stretch copies what it is given to it, and what kernels wrote
+back. Memory is full of NaN until it is written.
+"""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import count
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -14,8 +20,7 @@ from rung.core.scalar import round_bf16
 from rung.core.types import BF16, BOOL, ArrayType, Type, dtype_of, shape_of
 from rung.kernel.ir import Alloc, run_kernel_ir
 from rung.kernel.moves import Engine
-from rung.targets.base import buffers_of, symbols_of
-from rung.targets.cpu import pool
+from rung.targets.base import buffers_of, strides_of, symbols_of
 from rung.targets.device import Device, Launch, Launched, Memory, Stretch, Workspaces
 from rung.targets.toy.machine import TOY
 
@@ -45,17 +50,45 @@ class ToyEngine(Engine):
         return super().step(op)
 
 
+class Region:
+    """So many bytes of the toy's memory, for as long as it is held."""
+
+    def __init__(self, size: int):
+        number = next(_numbers)
+        self.address, self.bytes = number << WINDOW, np.full(size, 0xFF, np.uint8)
+        _regions[number] = self
+
+
+WINDOW = 32  # bits of an address within a region
+FIRST = 1 << 16  # number of a region: no process has memory at its address
+_numbers = count(FIRST)
+_regions: WeakValueDictionary[int, Region] = WeakValueDictionary()
+
+
+def copy(to: int, source: int, size: int) -> None:
+    """Copy bytes between addresses, of the host or the toy."""
+    there, here = (_memory(at, size).ctypes.data if at >> WINDOW >= FIRST else at
+                   for at in (to, source))
+    ctypes.memmove(there, here, size)
+
+
+def _memory(address: int, size: int) -> np.ndarray[Any, Any]:
+    region, at = _regions.get(address >> WINDOW), address & (1 << WINDOW) - 1
+    if region is None or at + size > len(region.bytes):
+        raise LaunchError(f"the toy has no {size} B at {address:#x}")
+    return region.bytes[at:at + size]
+
+
 class Toy(Device):
     """The one toy machine."""
 
     def load(self, kernels: Sequence[Func], source: str, stretches: Sequence[Stretch] = ()
              ) -> Mapping[str, Launch]:
-        launches = {k.name: _launch(k) for k in kernels}
-        return launches | {s.name: _run_stretch(s, launches) for s in stretches}
+        launches, known = {k.name: _launch(k) for k in kernels}, {k.name: k for k in kernels}
+        return launches | {s.name: _run_stretch(s, launches, known) for s in stretches}
 
     def workspaces(self, memory: Memory) -> Workspaces:
-        own = pool.of(memory)
-        return own.take, own.give
+        return Region, lambda _: None
 
 
 DEVICE = Toy
@@ -71,16 +104,36 @@ def _launch(kernel: Func) -> Launch:
                for v, at in zip(buffers, args[:len(buffers)], strict=True)}
         held = {v.name: _held(v, raw[v.name]) for v in buffers}
         run_kernel_ir(kernel, held, ToyEngine, sizes)
-        for v in buffers:
-            if v in kernel.outs or v.role == "mutated":
-                raw[v.name][...] = _stored(v, held[v.name])
+        for v in _written(kernel):
+            raw[v.name][...] = _stored(v, held[v.name])
 
     return launch
 
 
-def _run_stretch(stretch: Stretch, launches: Mapping[str, Launch]) -> Launch:
+def _written(kernel: Func) -> list[Value]:
+    return [v for v in buffers_of(kernel) if v in kernel.outs or v.role == "mutated"]
+
+
+def _run_stretch(stretch: Stretch, launches: Mapping[str, Launch], kernels: Mapping[str, Func]
+                 ) -> Launch:
+    tensors = (*stretch.given, *stretch.made)
+    written = {place[0] for step in stretch.steps if isinstance(step, Launched)
+               for v, place in zip(buffers_of(kernels[step.kernel]), step.places, strict=True)
+               if v in _written(kernels[step.kernel])}
+
     def run(addresses: Sequence[int], numbers: Sequence[int]) -> tuple[int, int, int]:
-        sizes, site = dict(zip(stretch.sizes, numbers, strict=True)), 0
+        sizes = dict(zip(stretch.sizes, numbers, strict=True))
+        regions = [Region(_size(t, sizes)) for t in tensors]
+        own = [*(region.address for region in regions), *addresses[len(tensors):]]
+        for n in range(len(stretch.given)):
+            copy(own[n], addresses[n], len(regions[n].bytes))
+        found = steps(own, sizes)
+        for n in written & set(range(len(tensors))):
+            copy(addresses[n], own[n], len(regions[n].bytes))
+        return found
+
+    def steps(addresses: Sequence[int], sizes: Mapping[str, int]) -> tuple[int, int, int]:
+        site = 0
         for step in stretch.steps:
             if isinstance(step, Launched):
                 launches[step.kernel](*(addresses[n] + skip for n, skip in step.places),
@@ -98,17 +151,21 @@ def _run_stretch(stretch: Stretch, launches: Mapping[str, Launch]) -> Launch:
 
 
 def _view(t: Type, address: int, sizes: Mapping[str, int]) -> np.ndarray:
-    shape = [int(e.evaluate(sizes)) for e in shape_of(t)]
-    dtype = dtype_of(t)
-    kind = np.dtype(np.uint16 if dtype == BF16 else dtype.numpy)
-    strides = getattr(t, "strides", None)
-    steps = None if strides is None else [int(e.evaluate(sizes)) * kind.itemsize for e in strides]
-    span = 1 + sum((n - 1) * s // kind.itemsize for n, s in zip(shape, steps, strict=True)
-                   ) if steps is not None else int(np.prod(shape))
-    if not address or not all(shape):
-        return np.zeros(shape, kind)
-    memory = memoryview((ctypes.c_char * (span * kind.itemsize)).from_address(address)).cast("B")
-    return np.ndarray(shape, kind, memory, strides=steps)
+    shape, steps = ([int(e.evaluate(sizes)) for e in es] for es in (shape_of(t), strides_of(t)))
+    kind = _kind(t)
+    return np.ndarray(shape, kind, _memory(address, _size(t, sizes)).data,
+                      strides=[n * kind.itemsize for n in steps])
+
+
+def _kind(t: Type) -> np.dtype:
+    return np.dtype(np.uint16) if dtype_of(t) == BF16 else dtype_of(t).numpy
+
+
+def _size(t: Type, sizes: Mapping[str, int]) -> int:
+    """Bytes from the first to the last element of a tensor."""
+    shape, steps = ([int(e.evaluate(sizes)) for e in es] for es in (shape_of(t), strides_of(t)))
+    last = sum((n - 1) * s for n, s in zip(shape, steps, strict=True))
+    return (last + 1) * _kind(t).itemsize if all(shape) else 0
 
 
 def _held(value: Value, raw: np.ndarray) -> np.ndarray:
