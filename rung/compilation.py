@@ -25,7 +25,6 @@ from rung.core.options import Options
 from rung.core.origins import Origin
 from rung.core.parse import parse_module
 from rung.core.trace import Event
-from rung.frontends.torch.externs import TORCH
 from rung.pipeline import VOCABULARIES, Context, Pass, run_pass, timed
 from rung.program.externs import Externs
 from rung.program.ir import Module
@@ -33,8 +32,9 @@ from rung.runtime import saved
 from rung.runtime.code import Code
 from rung.runtime.executable import Executable
 from rung.runtime.host import host_code
-from rung.targets import base
-from rung.targets.base import Launch, Target, is_library
+from rung.targets import base, device
+from rung.targets.base import Target, is_library
+from rung.targets.device import Device, Launch
 from rung.tile.mapping import Mapping as TileMapping
 from rung.tile.mapping import parse_mapping
 
@@ -94,11 +94,16 @@ class Compilation:
     """How programs are compiled for one target: `hints` are the sizes to expect, `mappings` the
     user's own by kernel. What was chosen for a kernel is kept for the others like it."""
 
-    def __init__(self, target: Target, precision: str = "default",
+    def __init__(self, target: Target, externs: Externs, precision: str = "default",
                  hints: Mapping[str, int] | None = None,
-                 mappings: Mapping[str, TileMapping] | None = None, externs: Externs = TORCH):
+                 mappings: Mapping[str, TileMapping] | None = None):
         self.target = target
         self.context = Context(target, externs, precision, hints or {}, mappings or {})
+
+    @cached_property
+    def device(self) -> Device:
+        """What runs the target's kernels here; LaunchError if nothing does."""
+        return device.device(self.target)
 
     def history(self, start: Module | Func, passes: Sequence[Pass] | None = None) -> History:
         """What `passes`, or all of them, make of a program or a module. Where a fused kernel has no
@@ -147,15 +152,15 @@ class Compilation:
         with timed("source", "host"):
             code, stretches = host_code(module, self.context.externs, len(constants))
         with timed("source", "build"):
-            launches = self.target.load(own, source, stretches) if own or stretches else {}
+            launches = self.device.load(own, source, stretches) if own or stretches else {}
         return self._loaded(code, launches, module.kernels, constants, lines, nodes)
 
     def _loaded(self, code: Code, launches: Mapping[str, Launch], kernels: Iterable[Func],
                 constants: Sequence[Any], lines: Mapping[str, str] | None,
                 nodes: Sequence[Origin | None]) -> Executable:
-        libraries = {k.name: self.target.call(k) for k in kernels if is_library(k)}
+        libraries = {k.name: self.device.call(k) for k in kernels if is_library(k)}
         with timed("source", "load"):
-            return Executable(code, self.target, self.context.externs, launches, libraries,
+            return Executable(code, self.device, self.context.externs, launches, libraries,
                               constants, lines, nodes)
 
     def unmapped(self, module: Module) -> str:
@@ -169,15 +174,16 @@ class Compilation:
     def key(self, program: Func, options: Options) -> str:
         """The key of a program's code on disk."""
         context = self.context
-        return saved.key_of(program, self.target.identity(), str(options),
-                            str(list(context.hints.values())), *map(str, context.mappings.values()))
+        return saved.key_of(program, self.device.identity(), context.externs.version(),
+                            str(options), str(list(context.hints.values())),
+                            *map(str, context.mappings.values()))
 
     def saved(self, key: str, program: Func, constants: Sequence[Any], lines: Mapping[str, str],
               nodes: Sequence[Origin | None]) -> Executable | None:
         """What was compiled before for a program; None if it is not, or not wholly, on disk."""
         found = saved.load(key)
         names = [n for n in found.code.stretches if n != "run"] if found else []
-        launches = self.target.reload(found.library, names) if found else None
+        launches = self.device.reload(found.library, names) if found else None
         if not found or launches is None:
             return None
         kernels = parse_module("\n".join(found.kernels.values()), VOCABULARIES, parse_mapping)
@@ -193,12 +199,13 @@ def generated(module: Module) -> tuple[Func, ...]:
 # --- for a front end
 
 def compile_program(program: Func, options: Options, constants: Sequence[Any],
-                    hints: Mapping[str, int]) -> Callable[[list[Any]], Sequence[Any]]:
+                    hints: Mapping[str, int], externs: Externs
+                    ) -> Callable[[list[Any]], Sequence[Any]]:
     """The callable of a program: it takes the list of the inputs, which it empties, and gives the
     tensors that the program returns. RungError where some rung, or the target, cannot take it."""
     try:
-        compilation = Compilation(base.target(options.target), options.precision, hints,
-                                  read_mappings(options.mappings))
+        compilation = Compilation(base.target(options.target), externs, options.precision,
+                                  hints, read_mappings(options.mappings))
         lines, nodes = lines_of(program), nodes_of(program)
         settings, key = Settings.from_environment(), ""
         if not (trace.active() or settings.check or settings.fresh or settings.keep):

@@ -5,11 +5,13 @@ registry refuses all but the first; this module, of which there is one, register
 leaves nothing to be registered to those who load it.
 """
 
+from functools import partial
 from typing import Any
 
 from rung.compilation import compile_program
 from rung.core.options import Options
 from rung.frontends.torch.backend import Backend, Run
+from rung.frontends.torch.externs import TORCH
 from rung.frontends.torch.importer import Imported
 from rung.targets import TARGETS
 
@@ -21,6 +23,6 @@ def _verified(run: Run, graph: Any, imported: Imported, options: Options) -> Run
     return verify.verified(run, graph, imported, options)
 
 
-rung = Backend(compile_program, _verified, tuple(TARGETS))
+rung = Backend(partial(compile_program, externs=TORCH), _verified, tuple(TARGETS))
 rung.register("rung")
 loaded = None

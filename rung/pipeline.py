@@ -34,6 +34,7 @@ from rung.tensor import simplify as tensor_simplify
 from rung.tile import choose, to_kernel
 from rung.tile.choose import Choice
 from rung.tile.mapping import Mapping as TileMapping
+from rung.tile.match import Library
 
 RUNGS = ("program", "tensor", "loop", "tile", "kernel")
 VOCABULARIES: dict[str, Vocabulary] = {
@@ -64,10 +65,16 @@ class Context:
     def machine(self) -> Machine:
         return self.target.machine
 
+    @property
+    def libraries(self) -> list[Library]:
+        """The library calls that the target has and that take the front end's tensors."""
+        return [x for x in self.target.libraries
+                if x.atom.name.partition(".")[0] in self.externs.libraries]
+
     def price(self, kernel: Func) -> float:
         """Modelled seconds of a kernel, by our code or a library's."""
         fine = PENALTY * max(len(loop_ir.folds(kernel)) - 1, 0) if self.careful else 0.0
-        return fine + choose.estimate(kernel, self.machine, self.target.libraries, self.hints)
+        return fine + choose.estimate(kernel, self.machine, self.libraries, self.hints)
 
 
 @dataclass(frozen=True)
@@ -135,7 +142,7 @@ def _choice(kernel: Func, context: Context) -> Choice:
     key = structural_key(kernel, kernel.name, *named)
     if key not in context.choices:
         context.choices[key] = choose.choose(kernel, machine, context.target.candidates,
-                                             context.hints, context.target.libraries)
+                                             context.hints, context.libraries)
     return context.choices[key]
 
 

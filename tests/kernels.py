@@ -21,9 +21,11 @@ from rung.core.expr import is_size
 from rung.core.op import Func, Value
 from rung.core.scalar import round_bf16
 from rung.core.types import BF16, TensorType, dtype_of
+from rung.frontends.torch.externs import TORCH
 from rung.loop import ir as loop
 from rung.runtime.executable import Executable
 from rung.targets.base import Target, buffers_of, is_library, symbols_of
+from rung.targets.device import device
 
 SPECIAL = (np.nan, np.inf, -np.inf, -0.0, 0.0)
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -69,12 +71,12 @@ def _made(history: History) -> Iterator[Made]:
 
 def lower(program: Func, where: Target, **how: Any) -> History:
     """All rungs below a program, and the source."""
-    return Compilation(where, **how).lower(program)
+    return Compilation(where, TORCH, **how).lower(program)
 
 
 def compiled(program: Func, where: Target) -> Executable:
     """What runs a program, compiled for a target."""
-    compilation = Compilation(where)
+    compilation = Compilation(where, TORCH)
     return compilation.executable(compilation.lower(program).reached())
 
 
@@ -105,7 +107,7 @@ def _array(value: Value, sizes: Mapping[str, int], rng: np.random.Generator, out
 def run_compiled(made: Made, arrays: Arrays, sizes: Mapping[str, int]) -> Arrays:
     """What the compiled kernel makes of copies of `arrays`."""
     func = made.lowered
-    launch = made.target.load([func], made.target.emit([func]))[func.name]
+    launch = device(made.target).load([func], made.target.emit([func]))[func.name]
     tensors = {v.name: _tensor(v, arrays[v.name], sizes) for v in buffers_of(func)}
     launch(*(tensors[v.name].data_ptr() for v in buffers_of(func)),
            *(sizes[s] for s in symbols_of(func)))

@@ -74,6 +74,7 @@ def write(unit: str, folder: Path) -> shards.Record:
     """The sources of a unit, each in a file, and the program around them."""
     from rung.compilation import Compilation
     from rung.core.errors import RungError
+    from rung.frontends.torch.externs import TORCH
     from rung.targets.base import target
     from rung.tools.capture import capture
 
@@ -90,7 +91,8 @@ def write(unit: str, folder: Path) -> shards.Record:
             found: Any = target(CUDA if kind.startswith("cuda") else CPU)
             found = replace(found, machine=replace(found.machine, cores=cores))
             try:
-                stages = Compilation(found, hints=graph.hints).lower(graph.imported.func)
+                compilation = Compilation(found, externs=TORCH, hints=graph.hints)
+                stages = compilation.lower(graph.imported.func)
                 text = f"{stages.source}\n{stages.modules['kernel'].main}\n"
             except RungError as error:
                 text = f"{type(error).__name__}: {error}\n"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,9 +19,7 @@ from torch.nn import functional as F
 
 from rung import pipeline
 from rung.program.memory import Plan, plan
-from rung.targets.base import target
-from rung.targets.cpu.target import Cpu
-from rung.tile.match import Library
+from rung.targets.base import Target, target
 from rung.tools.capture import Graph, capture
 from rung.tools.given import Given
 
@@ -29,24 +27,17 @@ Tensors = Sequence[torch.Tensor]
 WIDTH, FEED, HEADS, GROUPS, SIZE, LENGTH = 256, 384, 8, 2, 32, 64
 
 
-@dataclass(frozen=True)
-class Bare(Cpu):
-    """A CPU without libraries."""
-
-    libraries: Sequence[Library] = ()  # type: ignore[misc]
-
-
 def plans(fn: Callable[..., Any], args: Tensors, train: bool = False, libraries: bool = False
           ) -> list[Plan]:
     """The memory plan of each graph."""
     with torch.set_grad_enabled(train):
         graphs = capture(Given("fusion", fn, tuple(args)), train).graphs
-    where: Any = target("cpu.avx512")
-    where = where if libraries else Bare(where.name, where.machine)
+    where = target("cpu.avx512")
+    where = where if libraries else replace(where, libraries=())
     return [plan(_lowered(g, where)) for g in graphs]
 
 
-def _lowered(graph: Graph, where: Cpu) -> pipeline.Func:
+def _lowered(graph: Graph, where: Target) -> pipeline.Func:
     assert graph.imported is not None, graph.refused
     stages = lower(graph.imported.func, where, hints=graph.hints)
     return stages.modules["kernel"].main

@@ -8,6 +8,7 @@ An import is looked at as a dotted name, members included: `from rung.loop impor
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,28 +24,34 @@ VISIBLE = {
     "core": ("rung.core",),
     # the program frames the kernels: its passes look into them, and theirs work on whole modules
     "program": ("rung.core", "rung.program", "rung.tensor.ir", "rung.loop.ir"),
-    "tensor": ("rung.core", "rung.tensor", "rung.loop.ir", "rung.program.ir"),
+    "tensor": ("rung.core", "rung.tensor", "rung.loop.ir", "rung.program.ir",
+               "rung.program.storage"),
     "loop": ("rung.core", "rung.loop", "rung.tile.ir", "rung.program.ir"),
     # Tile IR is a Loop IR kernel as it stands, with a mapping beside it
     "tile": ("rung.core", "rung.tile", "rung.kernel.ir", "rung.loop.ir"),
     "kernel": ("rung.core", "rung.kernel", "rung.tile.mapping"),
     "targets": ("rung.core", "rung.loop.ir", "rung.tile", "rung.kernel", "rung.targets"),
-    "frontends": ("rung.core", "rung.program", "rung.tensor", "rung.frontends",
-                  "rung.runtime.tensors"),
-    "runtime": ("rung.core", "rung.program", "rung.kernel", "rung.runtime", "rung.targets.base"),
+    "frontends": ("rung.core", "rung.program", "rung.tensor", "rung.frontends"),
+    "runtime": ("rung.core", "rung.program", "rung.kernel", "rung.runtime", "rung.targets.base",
+                "rung.targets.device"),
     # the files beside the folders, but for those of SEES_ALL
     "__init__": ("rung.core",),
     "__main__": ("rung.cli",),
 }
 SEES_ALL = ("pipeline", "compilation", "entry", "cli", "tools")
 
-SHARED_BY_TARGETS = ("TARGETS", "base", "c_family")
+SHARED_BY_TARGETS = ("TARGETS", "base", "device", "c_family")
 """Modules of `targets/` that are no machine; every other one is a concrete target."""
 
 ENVIRONMENT_READER = "rung.core.config"
 ENVIRONMENT = ("environ", "environb", "getenv", "getenvb")
 
-ALLOWED: dict[tuple[str, str], str] = {}
+TORCH_IS_KNOWN_TO = ("frontends", "entry", "cli", "tools")
+
+ALLOWED: dict[tuple[str, str], str] = {
+    ("rung.targets.cpu.libraries", "torch"):
+        "calls ATen and oneDNN, for a front end whose tensors are torch's",
+}
 """(importing module, imported prefix) -> the reason why this one exception stands."""
 
 
@@ -194,6 +201,33 @@ def is_concrete_target(name: str) -> bool:
     return False
 
 
+def check_torch(tree: list[Module]) -> list[str]:
+    """Torch is the library of one front end: nothing below imports it, or that front end."""
+    return [
+        module.at(found.line, f"{module.part} must not import {found.name}")
+        for module in tree
+        if module.part not in TORCH_IS_KNOWN_TO
+        for found in imports(module)
+        if within(found.name, ("torch", "rung.frontends")) and not excused(module, found.name)
+    ]
+
+
+def check_devices(tree: list[Module]) -> list[str]:
+    """Code is generated without a device: no target, and nothing above, imports one."""
+    return [
+        module.at(found.line, f"needs a device: {found.name}")
+        for module in tree
+        if not within(module.name, ("rung.tools",)) and not is_device(module.name)
+        for found in imports(module)
+        if is_device(found.name)
+    ]
+
+
+def is_device(name: str) -> bool:
+    """Whether a name is of one target's device, or in it."""
+    return re.match(r"rung\.targets\.\w+\.device\b", name) is not None
+
+
 def check_circles(tree: list[Module]) -> list[str]:
     """No files import each other, directly or through others, but those of CIRCLES."""
     files = {module.name: module for module in tree}
@@ -289,6 +323,14 @@ def test_no_target_is_named_outside_targets(package: list[Module]) -> None:
     report(check_target_names(package))
 
 
+def test_torch_is_imported_by_its_front_end_alone(package: list[Module]) -> None:
+    report(check_torch(package))
+
+
+def test_code_is_generated_without_a_device(package: list[Module]) -> None:
+    report(check_devices(package))
+
+
 def test_no_files_import_each_other(package: list[Module]) -> None:
     report(check_circles(package))
     assert not CIRCLES.keys() - circles(package), "drop what is no circle any more"
@@ -334,6 +376,10 @@ VIOLATIONS: list[tuple[Rule, str, str, str]] = [
         "from importlib import import_module\nm = import_module('rung.targets.cuda')",
         "rung.targets.cuda",
     ),
+    (check_torch, "runtime/a.py", "def f():\n    import torch", "must not import torch"),
+    (check_torch, "compilation.py", "from rung.frontends.torch.externs import TORCH", "TORCH"),
+    (check_devices, "targets/toy/target.py", "from rung.targets.toy.device import Toy", "a device"),
+    (check_devices, "pipeline.py", "def f():\n    import rung.targets.cpu.device", "a device"),
     (check_environment, "core/a.py", "import os\nx = os.environ['X']", "reads the environment"),
     (check_environment, "tools/a.py", "import os as o\nx = o.getenv('X')", "reads the environment"),
     (check_environment, "cli.py", "from os import environ", "reads the environment"),

@@ -13,7 +13,7 @@ from test_end_to_end import rung
 from torch import nn
 
 from rung.frontends.torch import observed
-from rung.runtime import pool
+from rung.targets.cpu import pool
 from rung.tools.models import MODELS, Inputs, loss, output
 
 Function = Callable[..., Any]

@@ -19,7 +19,7 @@ from test_end_to_end import rung
 from rung import compilation, pipeline
 from rung.compilation import Compilation, read_mappings
 from rung.core import trace
-from rung.core.errors import MappingError, VerifyError
+from rung.core.errors import LaunchError, MappingError, VerifyError
 from rung.core.op import Block, Func
 from rung.core.parse import parse_module
 from rung.frontends.torch.externs import TORCH
@@ -139,7 +139,7 @@ def test_the_work_grows_with_the_layers_and_not_with_their_square() -> None:
 
 
 def test_a_kernel_is_mapped_once_for_each_structure(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = Compilation(CPU)
+    one = Compilation(CPU, TORCH)
     one.lower(models.softmax(11, 24))
     monkeypatch.setattr(pipeline.choose, "choose", None)
     one.lower(models.softmax(11, 24))
@@ -182,10 +182,10 @@ def test_mappings_of_the_user(tmp_path: Path) -> None:
 def test_mappings_for_no_kernel_of_a_graph_are_told(tmp_path: Path) -> None:
     path = tmp_path / "mine.map"
     path.write_text("map other on toy\n  i: seq *\n")
-    one = Compilation(CPU, mappings=read_mappings(str(path)))
+    one = Compilation(CPU, TORCH, mappings=read_mappings(str(path)))
     assert one.unmapped(one.lower(models.floor_add(64)).reached()) == (
         "the mappings are for other, and the graph has floor_add")
-    assert Compilation(CPU).unmapped(Module(())) == ""
+    assert Compilation(CPU, TORCH).unmapped(Module(())) == ""
 
 
 def test_lanes_of_an_index_are_computed_once() -> None:
@@ -222,9 +222,12 @@ def test_the_toy_runs(name: str) -> None:
     torch.testing.assert_close(*results)
 
 
-def test_cuda_emits() -> None:
-    stages = lower(models.softmax(64, 256), target("cuda.sm90"))
+def test_cuda_has_no_device() -> None:
+    cuda = target("cuda.sm90")
+    stages = lower(models.softmax(64, 256), cuda)
     assert "__global__" in stages.text("source")
+    with pytest.raises(LaunchError, match=r"kernels for cuda\.sm90 are not launched yet"):
+        Compilation(cuda, TORCH).executable(stages.reached())
 
 
 def test_a_size_as_a_value() -> None:

@@ -244,6 +244,11 @@ def walk(block: Block) -> Iterator[Op]:
             yield from walk(inner)
 
 
+def reads(op: Op) -> set[Value]:
+    """What an op reads, in its blocks too."""
+    return {*op.operands(), *(v for b in op.blocks() for x in walk(b) for v in x.operands())}
+
+
 def uses(block: Block) -> dict[Value, list[Op]]:
     """For each value read anywhere in `block`, the ops that read it (once per occurrence)."""
     table: dict[Value, list[Op]] = {}

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 
 from rung.core import origins
-from rung.core.op import Block, Builder, Effect, Func, Op, Value, names_of, walk
+from rung.core.op import Block, Builder, Effect, Func, Op, Value, names_of, reads
 from rung.core.ops import LoadBase
 from rung.core.types import INDEX
 
@@ -70,9 +70,7 @@ def dead_code(func: Func) -> Func:
         if is_pure(op) and not any(r in live for r in op.results):
             continue
         kept.append(op)
-        live.update(op.operands())
-        for block in op.blocks():
-            live.update(v for inner in walk(block) for v in inner.operands())
+        live |= reads(op)
     return func if len(kept) == len(func.body.ops) else func.with_ops(kept[::-1])
 
 

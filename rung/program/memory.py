@@ -19,10 +19,10 @@ from itertools import accumulate
 from math import prod
 
 from rung.core.expr import Expr
-from rung.core.op import Func, Op, Value, walk
+from rung.core.op import Effect, Func, Op, Value, reads
 from rung.core.types import TensorType
-from rung.program.ir import Apply, Call, Check, Composite, KernelCall, Return, Write, states
-from rung.program.views import is_view
+from rung.program.ir import Apply, Call, Check, Composite, KernelCall, Return, Write
+from rung.program.storage import RESHAPE, UPDATE, Aliases, is_reshape
 
 ALIGN = 64
 
@@ -90,10 +90,10 @@ def plan(program: Func, native: Callable[[Op], bool] = lambda op: isinstance(op,
          ) -> Plan:
     """Storages, offsets and steps of one program; pure. What only `native` ops and views see lies
     in the workspace; the others take and give tensors, which live while a view of them does."""
-    ops = [op for op in program.body.ops if op.results or not _is_pure(op)]
+    ops = [op for op in program.body.ops if op.results or op.effect is not Effect.PURE]
     storages = _storages(program, ops)
-    tensors = frozenset(v for op in ops if not (native(op) or is_view(op))
-                        for v in (*op.results, *_reads(op)))
+    tensors = frozenset(v for op in ops if not (native(op) or is_reshape(op))
+                        for v in (*op.results, *reads(op)))
     fixed = [s for s in storages if s.role == "temp" and s.bytes.const_value is not None
              and tensors.isdisjoint(s.values)]
     offsets, workspace = place(fixed)
@@ -112,10 +112,6 @@ def _peak(storages: Sequence[Storage], steps: int) -> int:
     return max(accumulate(change))
 
 
-def _is_pure(op: Op) -> bool:
-    return op.effect.value == "pure"
-
-
 def _kind(op: Op) -> str:
     match op:
         case KernelCall():
@@ -125,20 +121,16 @@ def _kind(op: Op) -> str:
         case Apply() | Check() | Write() | Return():
             return op.keyword
         case _:
-            return "view" if is_view(op) else "host"
+            return "view" if is_reshape(op) else "host"
 
 
 def _classes(program: Func, ops: Sequence[Op]) -> dict[Value, list[Value]]:
     """First value of each storage to all values in it."""
-    root: dict[Value, Value] = {p: p for p in program.params}
-    for op in ops:
-        root.update((r, r) for r in op.results)
-        viewed = {op.results[0]: op.operands()[0]} if is_view(op) else states(op)
-        root.update((new, root[old]) for new, old in viewed.items())
+    shared = Aliases(ops, (RESHAPE, UPDATE))
     classes: dict[Value, list[Value]] = {}
-    for value, first in root.items():
+    for value in (*program.params, *(r for op in ops for r in op.results)):
         if isinstance(value.type, TensorType):
-            classes.setdefault(first, []).append(value)
+            classes.setdefault(shared.root(value), []).append(value)
     return classes
 
 
@@ -146,7 +138,7 @@ def _storages(program: Func, ops: Sequence[Op]) -> list[Storage]:
     """The storage of each alias class, without offsets."""
     touched: dict[Value, list[int]] = {}
     for n, op in enumerate(ops):
-        for v in {*op.results, *_reads(op)}:
+        for v in {*op.results, *reads(op)}:
             touched.setdefault(v, []).append(n)
     returned = {v for op in ops if isinstance(op, Return) for v in op.operands()}
     called = {v for op in ops if isinstance(op, Call | Composite | Apply) for v in op.results}
@@ -161,10 +153,6 @@ def _storages(program: Func, ops: Sequence[Op]) -> list[Storage]:
         return Storage(root.name, role, _bytes(root), tuple(values), first, max(uses, default=0))
 
     return [storage(root, values) for root, values in _classes(program, ops).items()]
-
-
-def _reads(op: Op) -> set[Value]:
-    return {*op.operands(), *(v for b in op.blocks() for x in walk(b) for v in x.operands())}
 
 
 def _bytes(value: Value) -> Expr:

@@ -17,23 +17,13 @@ from dataclasses import dataclass, replace
 
 from rung.core import trace
 from rung.core.cost import behind
-from rung.core.op import Effect, Func, Op, Value, walk
+from rung.core.op import Effect, Func, Op, Value, reads
 from rung.core.rewrite import substitute
 from rung.core.types import INDEX, axes_of, shape_of
 from rung.loop.ir import Fold, Load, Store
-from rung.program.ir import (
-    Apply,
-    Call,
-    Check,
-    Composite,
-    KernelCall,
-    Module,
-    Return,
-    Write,
-    states,
-    strided,
-)
-from rung.program.views import copy_of, is_view, source_of
+from rung.program.ir import Call, Check, KernelCall, Module, Return, Write, states, strided
+from rung.program.storage import RESHAPE, UPDATE, Aliases
+from rung.program.views import source_of
 
 Reason = str
 
@@ -82,35 +72,36 @@ class _Work:
         if isinstance(copy, Call) and copy.memory == "copy":
             source: Value = copy.args[0][1]
             return source if source.type == copy.types[0] else None
-        if isinstance(copy, KernelCall) and copy_of(self.kernels[copy.callee]):
-            return source_of(copy, self.kernels[copy.callee])
-        return None
+        return source_of(copy, self.kernels)
 
     def without_write(self, ops: list[Op], write: Write) -> list[Op]:
         """Drop a write of what is in place already; else have the kernel store there."""
         at = next((n for n, op in enumerate(ops) if write.src in op.results), None)
         made = None if at is None else ops[at]
-        if _home(ops, write.src) is write.dst:
+        aliases = Aliases(ops, (UPDATE,))
+        if aliases.root(write.src) is write.dst:
             return [op for op in ops if not (isinstance(op, Write) and op.dst is write.dst)]
-        if not isinstance(made, KernelCall) or at is None:
+        if not isinstance(made, KernelCall) or at is None or write.src in states(made):
             return ops
-        if write.src in made.results[:len(made.updates)]:
-            return ops
-        reason = _keeps_old(ops, at, write.dst, write.src) or self.tangled(made, write)
+        old = next((v for v in made.args if aliases.root(v) is write.dst), write.dst)
+        reason = _keeps_old(ops, at, old, write.src) or self.tangled(made, write.src, old)
         trace.emit("declined" if reason else "fired", "reinplace", write.dst.name, reason or "")
         if reason is not None:
             return ops
-        new = self.storing(made, write)
+        new = self.storing(made, write.src, old)
         return [new if op is made else op for op in ops
                 if not (isinstance(op, Write) and op.dst is write.dst)]
 
-    def tangled(self, call: KernelCall, write: Write) -> Reason | None:
-        """Whether the kernel reads elements of `dst` that another step has written."""
-        if write.dst not in call.args:
+    def tangled(self, call: KernelCall, new: Value, old: Value) -> Reason | None:
+        """Whether the kernel, which makes `new`, reads elements of `old` that another step would
+        have written, were it in place."""
+        if old not in call.args:
             return None
+        if old in call.updates:
+            return "another result is stored there"
         kernel = self.kernels[call.callee]
-        param = kernel.params[call.args.index(write.dst)]
-        out = kernel.outs[call.results.index(write.src) - len(call.updates)]
+        param = kernel.params[call.args.index(old)]
+        out = kernel.outs[call.results.index(new) - len(call.updates)]
         loads = [op for op in kernel.body.ops if isinstance(op, Load) and op.buf is param]
         stores = [op for op in kernel.body.ops if isinstance(op, Store) and op.buf is out]
         same = len(stores) == 1 and all(op.subs == stores[0].subs and not op.mask for op in loads)
@@ -124,25 +115,26 @@ class _Work:
                 return "read again by the steps of another axis"
         return None
 
-    def storing(self, call: KernelCall, write: Write) -> KernelCall:
-        """`call` with the output `src` stored into `dst` in place."""
+    def storing(self, call: KernelCall, new: Value, old: Value) -> KernelCall:
+        """`call` with the output `new` stored into `old` in place."""
         kernel = self.kernels[call.callee]
-        at = call.results.index(write.src)
+        at = call.results.index(new)
         out = kernel.outs[at - len(call.updates)]
-        reads = write.dst in call.args
-        old = kernel.params[call.args.index(write.dst)] if reads else out
-        into = replace(old, role="mutated", type=write.dst.type)
+        is_read = old in call.args
+        param = kernel.params[call.args.index(old)] if is_read else out
+        into = replace(param, role="mutated", type=old.type)
         stores = [op for op in kernel.body.ops if isinstance(op, Store) and op.buf is out]
         last = [op for op in kernel.body.ops if op not in stores] + stores  # old values are read
-        ops = substitute(last if reads else kernel.body.ops, {old: into, out: into})
-        name = f"{kernel.name}_to_{at}_{old.name}"
-        params = tuple(into if p is old else p for p in kernel.params) + (() if reads else (into,))
+        ops = substitute(last if is_read else kernel.body.ops, {param: into, out: into})
+        name = f"{kernel.name}_to_{at}_{param.name}"
+        params = (*(into if p is param else p for p in kernel.params),
+                  *(() if is_read else (into,)))
         outs = tuple(o for o in kernel.outs if o is not out)
         self.kernels[name] = replace(kernel.with_ops(ops), name=name, params=params, outs=outs)
         count = len(call.updates)
         order = [*range(count), at, *(n for n in range(count, len(call.results)) if n != at)]
-        return replace(call, callee=name, args=call.args if reads else (*call.args, write.dst),
-                       updates=(*call.updates, write.dst),
+        return replace(call, callee=name, args=call.args if is_read else (*call.args, old),
+                       updates=(*call.updates, old),
                        types=tuple(call.results[n].type for n in order),
                        results=tuple(call.results[n] for n in order))
 
@@ -172,54 +164,29 @@ def checks_first(ops: Sequence[Op]) -> list[Op]:
     return first + [op for op in ops if id(op) not in early and id(op) not in drop]
 
 
-def _home(ops: list[Op], value: Value) -> Value:
-    """The value whose storage `value` lies in, after all updates in place."""
-    for op in reversed(ops):
-        value = states(op).get(value, value)
-    return value
-
-
 def _keeps_old(ops: list[Op], at: int, source: Value, new: Value) -> Reason | None:
     """Why `source` must keep its value after op number `at`; None if it may be overwritten."""
-    viewed = {op.results[0]: op.operands()[0] for op in ops if is_view(op)}
-    while source in viewed:
-        source = viewed[source]
-    home = _home(ops, source)
+    before = Aliases(ops[:at])
+    home = before.root(source, (RESHAPE, UPDATE))
     written = any(isinstance(op, Write) and op.dst is home for op in ops)
     if home.role and not (home.role == "mutated" and written):
         return f"{home.name} is not to change"
     if home.role and any(isinstance(op, Return) and new in op.values for op in ops):
         return "the new value is also returned"
-    shared = {source, home}
-    for op in ops[:at]:
-        if _may_view(op) and shared & set(_reads(op)):
-            shared.update(op.results)
-    if (shared - {source}).intersection(_reads(ops[at])):
+    shared = before.within((home,))
+    if (shared - {source}) & reads(ops[at]):
         return f"the kernel reads a view of {source.name}"
     for op in ops[at + 1:]:
-        reads = set(_reads(op))
+        read = reads(op)
         if home.role and (isinstance(op, Return) or (isinstance(op, Write) and op.dst is home)):
-            reads.discard(home)  # what returns an argument returns what is written to it
-        if shared & reads:
+            read.discard(home)  # what returns an argument returns what is written to it
+        if shared & read:
             return f"{source.name} is read later"
-        if (strided(source) and source.type != new.type and new in reads
+        if (strided(source) and source.type != new.type and new in read
                 and not isinstance(op, Write)):
             return f"what is read later would lie as {source.name} does"
         if isinstance(op, Check) or (isinstance(op, Call) and op.effect is Effect.RAISES):
             return "a later check may fail"
-    maker = next((op for op in ops if home in op.results), None)
-    if _may_view(maker) or (maker is None and not home.role):
+    if home in before.links or not (home.role or any(home in op.results for op in ops)):
         return f"{home.name} may share memory"
     return None
-
-
-def _may_view(op: Op | None) -> bool:
-    """Whether what an op gives may lie in its operands: a library call may give a view of one, but
-    for a copy, and one that updates others."""
-    if isinstance(op, Call):
-        return op.memory not in ("copy", "unwritten") and not op.updates
-    return op is not None and (isinstance(op, Composite | Apply) or is_view(op))
-
-
-def _reads(op: Op) -> list[Value]:
-    return [*op.operands(), *(v for b in op.blocks() for x in walk(b) for v in x.operands())]

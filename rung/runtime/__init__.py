@@ -1,1 +1,1 @@
-"""Running a compiled program: the host's code, its memory, and what it calls in torch."""
+"""Running a compiled program: the host's code, its memory, and what it calls in libraries."""

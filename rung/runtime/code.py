@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
-from rung.runtime import pool, tensors
-from rung.runtime.tensors import Site
-from rung.targets.base import Signature
-
-HELPERS = {"take": pool.take, "give": pool.give, "empty": tensors.empty, "fit": tensors.fit,
-           "leaves": tensors.leaves, "check": tensors.check, "bump": tensors.bump,
-           "address": tensors.address, "torch": torch}
+from rung.runtime.checks import Site
+from rung.targets.device import Signature
 
 
 @dataclass(frozen=True)
@@ -26,10 +20,10 @@ class Bound:
 
 @dataclass
 class Code:
-    """Python text, and what its names stand for besides `HELPERS`: (`call`, an overload),
-    (`library`, a kernel) or (`constant`, a number). `whole` is the stretch that is all of `run`.
-    `steps` has, by lines of `run`, what the steps of the stretch there are: a kernel, or "check",
-    and the op of the imported program that it computes last, or -1."""
+    """Python text, and what its names stand for besides the host's and the front end's functions:
+    (`call`, its target), (`library`, a kernel) or (`constant`, a number). `whole` is the stretch
+    that is all of `run`. `steps` has, by lines of `run`, what the steps of the stretch there are: a
+    kernel, or "check", and the op of the imported program that it computes last, or -1."""
 
     functions: list[str] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
@@ -43,10 +37,10 @@ class Code:
         run = ["def run(args):", *(f"    {line}" for line in self.lines), ""]
         return "\n".join([*self.functions, *run])
 
-    def bind(self, hint: str, kind: str, what: Any) -> str:
-        """A name for an object."""
+    def bind(self, hint: str, kind: str, what: Any, reserved: Collection[str]) -> str:
+        """A name for an object, none of those `reserved`."""
         name, n = hint, 1
-        while name in HELPERS or self.names.get(name, (kind, what)) != (kind, what):
+        while name in reserved or self.names.get(name, (kind, what)) != (kind, what):
             name, n = f"{hint}_{n}", n + 1
         self.names[name] = kind, what
         return name

@@ -9,13 +9,11 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from rung.core.origins import Origin
 from rung.program.externs import Externs
-from rung.runtime.code import HELPERS, Code
-from rung.runtime.tensors import empty, refusal
-from rung.targets.base import Launch, Target
+from rung.runtime.checks import check, refusal
+from rung.runtime.code import Code
+from rung.targets.device import Device, Launch
 
 _number = count()
 
@@ -28,9 +26,9 @@ class Executable:
     where the ops of the imported program come from; `library` is the file of the stretches.
     """
 
-    def __init__(self, code: Code, target: Target, externs: Externs,
+    def __init__(self, code: Code, device: Device, externs: Externs,
                  launches: Mapping[str, Launch],
-                 libraries: Mapping[str, Callable[..., torch.Tensor]],
+                 libraries: Mapping[str, Launch],
                  constants: Sequence[object] = (), lines: Mapping[str, str] | None = None,
                  nodes: Sequence[Origin | None] = ()):
         self.code, self.externs, self.text = code, externs, code.text
@@ -38,7 +36,10 @@ class Executable:
         start = len(code.functions) + 1  # lines before the first of `run`
         self.events = {start + n: [_event(kernel, nodes[at] if 0 <= at < len(nodes) else None)
                                    for kernel, at in steps] for n, steps in code.steps}
-        self.names: dict[str, Any] = {**HELPERS, "lines": known}
+        tensors, native = externs.tensors, externs.tensors.native()
+        take, give = device.workspaces(tensors.memory)
+        self.names: dict[str, Any] = {**tensors.functions, "check": check, "lines": known,
+                                      "take": take, "give": give}
         find: dict[str, Callable[[Any], Any]] = {
             "call": externs.callee, "library": libraries.__getitem__,
             "constant": constants.__getitem__}
@@ -54,13 +55,14 @@ class Executable:
         for name, bound in code.stretches.items():
             launch = launches[code.whole if name == "run" else name]
             boxed = constants if bound.signature.boxed else ()
-            self.names[name] = target.bind(
+            self.names[name] = device.bind(
                 bound.signature, launch, self.names[name], refuse=refusal(bound.sites, known),
-                empty=empty, profiler=externs.profiler, constants=boxed)
+                empty=tensors.functions["empty"], native=native,
+                profiler=externs.profiler.flag, constants=boxed)
         self.library: str = next((x.file for x in launches.values() if hasattr(x, "file")), "")
-        self.run: Callable[[list[Any]], tuple[torch.Tensor, ...]] = self.names["run"]
+        self.run: Callable[[list[Any]], tuple[Any, ...]] = self.names["run"]
 
-    def __call__(self, args: list[Any]) -> tuple[torch.Tensor, ...]:
+    def __call__(self, args: list[Any]) -> tuple[Any, ...]:
         return self.run(args)
 
     def _raising(self, launch: Launch | None, refuse: Callable[[int, int, int], None]) -> Launch:
@@ -68,9 +70,10 @@ class Executable:
         step is an event."""
         def run(addresses: Sequence[int], sizes: Sequence[int]) -> None:
             assert launch is not None
-            events = self._here() if self.externs.is_profiled() and hasattr(launch, "step") else ()
+            profiler = self.externs.profiler
+            events = self._here() if profiler.is_on() and hasattr(launch, "step") else ()
             for n, event in enumerate(events):
-                with self.externs.recorded(event):
+                with profiler.recorded(event):
                     refuse(*launch.step(n, addresses, sizes))  # type: ignore[attr-defined]
             if not events:
                 refuse(*launch(addresses, sizes))

@@ -1,4 +1,4 @@
-"""The host's code of a program: Python text that allocates, runs stretches and calls torch.
+"""The host's code of a program: Python text that allocates, runs stretches and calls libraries.
 
     program f(x: f32[4,8] input) -> ...      ->    def stretch_0(x, at):
       t = kernel add(x)                              # add(x, at)
@@ -24,11 +24,9 @@ from __future__ import annotations
 
 import keyword
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from math import isfinite
 from typing import Any
-
-import torch
 
 from rung.core import origins
 from rung.core.errors import LoweringError
@@ -36,14 +34,15 @@ from rung.core.expr import ONE, Expr
 from rung.core.op import Op, Value
 from rung.core.types import BF16, F16, DType, IndexType, TensorType, dtype_of, shape_of
 from rung.program import memory
-from rung.program.externs import Externs
+from rung.program.externs import Externs, Texts
 from rung.program.ir import Call, Check, KernelCall, Module, Return, Write, states, strided
 from rung.program.memory import Step, Storage
-from rung.program.views import is_view
-from rung.runtime.code import HELPERS, Bound, Code
+from rung.program.storage import RESHAPE, UPDATE, Aliases, is_reshape
+from rung.runtime.checks import Site
+from rung.runtime.code import Bound, Code
 from rung.runtime.stretches import Builder, Built, Part, buffers, native, parts
-from rung.runtime.tensors import DTYPES, Site
-from rung.targets.base import Signature, Stretch, buffers_of, strides_of
+from rung.targets.base import buffers_of, strides_of
+from rung.targets.device import Signature, Stretch
 
 
 def host_code(module: Module, externs: Externs, constants: int = 0) -> tuple[Code, list[Stretch]]:
@@ -69,14 +68,25 @@ class _Host:
         self.read = {v for s in plan.steps if not isinstance(s.op, Call | Return)
                      for v in s.op.operands()}
         self.given = {v for s in plan.steps if isinstance(s.op, Call) for v in s.op.operands()}
-        self.needed = plan.tensors | self.behind(plan.tensors)
+        lies = Aliases((s.op for s in plan.steps), (RESHAPE, UPDATE))
+        self.needed = lies.behind(plan.tensors)  # these have variables
         last = self.program.body.last
         self.relaid = dict(last.relaid()) if isinstance(last, Return) else {}
         self.allocated = self.leaving()
-        self.builder = Builder(plan, module, self.raw, self.type_of)
+        self.builder = Builder(plan, module, self.type_of)
         self.names: dict[Value, str] = {}
         self.called: list[Value] = []  # results of calls that may be laid out in another way
         self.copied: list[tuple[str, str]] = []  # (mutated argument, its copy in another layout)
+
+    @property
+    def texts(self) -> Texts:
+        return self.externs.tensors.texts
+
+    @property
+    def reserved(self) -> tuple[str, ...]:
+        """Names that the code has for something else than values and calls."""
+        return (*self.externs.tensors.functions, "check", "take", "give", "args", "w", "at", "run",
+                "lines")
 
     def line(self, text: str) -> None:
         self.code.lines.append(text)
@@ -98,15 +108,6 @@ class _Host:
             if not isinstance(ops[-1], Return):
                 self.drop(part)
         return self.code
-
-    def behind(self, values: Collection[Value]) -> set[Value]:
-        """Values of which others are views or later states, without a variable of their own."""
-        found: set[Value] = set()
-        for op in reversed([s.op for s in self.plan.steps]):
-            olds = op.operands() if is_view(op) else tuple(states(op).values())
-            found |= {old for new, old in zip(op.results, olds, strict=False)
-                      if new in values or new in found}
-        return found
 
     def leaving(self) -> set[Value]:
         """Results under another type than their own that are allocated so: what kernels make, and
@@ -131,7 +132,8 @@ class _Host:
             self.line(f"{names}= args")
         self.line("args.clear()")
         for param, number in self.constants.items():
-            self.names[param] = self.code.bind(self.name(param), "constant", number)
+            self.names[param] = self.code.bind(
+                self.name(param), "constant", number, self.reserved)
         self.known |= {p.name for p in given if isinstance(p.type, IndexType)}
         for param in given:
             self.sizes(param)
@@ -144,11 +146,11 @@ class _Host:
         """Read the sizes that are not known yet off a tensor, where it has them as sizes or
         strides."""
         strides = value.type.strides or () if isinstance(value.type, TensorType) else ()
-        for what, told in ("shape", shape_of(value.type)), ("stride()", strides):
+        for what, told in ("{}.shape", shape_of(value.type)), (self.texts.strides, strides):
             for dim, size in enumerate(told):
                 if size.is_symbol() and str(size) not in self.known:
                     self.known.add(str(size))
-                    self.line(f"{size} = {self.name(value)}.{what}[{dim}]")
+                    self.line(f"{size} = {what.format(self.name(value))}[{dim}]")
 
     def fit(self, param: Value) -> None:
         """Bring an argument into the layout that its type declares, where it has another one.
@@ -161,8 +163,8 @@ class _Host:
             return
         if param.role == "mutated":
             name = self.name(param)
-            # torch itself refuses to change a tensor of the inference mode outside of it
-            self.line(f"if {name}.is_inference(): {name}[None][:0].zero_()")
+            if self.texts.writable:
+                self.line(self.texts.writable.format(name))
             self.line(f"{name}_given = {name}")
             self.copied.append((f"{name}_given", name))
         doubted = param in self.read and dtype_of(param.type) in (BF16, F16)
@@ -172,13 +174,14 @@ class _Host:
         """A test of whether a tensor has another layout than its type."""
         assert isinstance(value.type, TensorType)
         name, strides = self.name(value), value.type.strides
-        return f"not {name}.is_contiguous()" if strides is None else \
-            f"{name}.stride() != {self.tuple(strides)}"
+        return f"not {self.texts.contiguous.format(name)}" if strides is None else \
+            f"{self.texts.strides.format(name)} != {self.tuple(strides)}"
 
     def other(self, value: Value) -> str:
         """A test of whether a tensor has another layout or element type than its type."""
         assert isinstance(value.type, TensorType)
-        return f"{self.name(value)}.dtype is not {self.dtype(value.type)} or {self.layout(value)}"
+        dtype = self.texts.dtype(value.type.dtype)
+        return f"{self.name(value)}.dtype is not {dtype} or {self.layout(value)}"
 
     def refit(self, value: Value, test: str) -> None:
         self.line(f"if {test}: {self.name(value)} = fit({self.name(value)}, {self.form(value)})")
@@ -196,9 +199,10 @@ class _Host:
                 self.refit(result, self.other(result))
             if result in self.given and strided(result) and ONE in kind.shape:
                 name = self.name(result)
-                layout = f"{self.tuple(kind.shape)}, {self.tuple(strides_of(kind))}"
+                layout = self.tuple(kind.shape), self.tuple(strides_of(kind))
+                fitted = f"fit({name}, {', '.join(layout)}, {name}.dtype)"
                 self.line(f"if {self.layout(result)}: "
-                          f"{name} = fit({name}, {layout}, {name}.dtype).as_strided({layout})")
+                          f"{name} = {self.texts.strided.format(fitted, *layout)}")
         self.called.clear()
 
     # ---- values
@@ -206,8 +210,7 @@ class _Host:
         """The variable of a value; helpers and keywords keep their names."""
         if value not in self.names:
             name = value.name
-            own = (*HELPERS, "args", "w", "at", "run", "lines")
-            taken = (keyword.iskeyword(name) or name in own
+            taken = (keyword.iskeyword(name) or name in self.reserved
                      or name.startswith(("stretch_", "launch_", "run_")))
             self.names[value] = f"{name}_" if taken else name
         return self.names[value]
@@ -220,21 +223,14 @@ class _Host:
         if home.role != "mutated" and not self.returned.intersection(home.values):
             self.dying[home.last].append(self.name(value))
 
-    def raw(self, storage: Storage) -> bool:
-        """Whether only kernels see a storage."""
-        return storage.offset is not None
-
     def place(self, value: Value) -> str:
         """Where a kernel finds a value: a variable, or an address in the workspace."""
         root = self.builder.root(value)
         offset = self.plan.home[value].offset
         return self.name(root) if root else f"at + {offset}" if offset else "at"
 
-    def size(self, expr: Expr) -> str:
-        return str(expr)
-
     def tuple(self, exprs: Sequence[Expr]) -> str:
-        return f"({', '.join(map(self.size, exprs))}{',' * (len(exprs) == 1)})"
+        return f"({', '.join(map(str, exprs))}{',' * (len(exprs) == 1)})"
 
     # ---- steps
     def step(self, op: Op) -> None:
@@ -246,10 +242,10 @@ class _Host:
             case Check():
                 self.check(op)
             case Write():
-                self.line(f"{self.name(op.dst)}.copy_({self.name(op.src)})")
+                self.line(self.texts.copy.format(self.name(op.dst), self.name(op.src)))
             case Return():
                 self.leave(op)
-            case _ if is_view(op):
+            case _ if is_reshape(op):
                 self.view(op)
             case _:
                 raise LoweringError(f"the host cannot do {op.keyword}")
@@ -291,7 +287,7 @@ class _Host:
     def twin(self, built: Built, head: str, part: Part) -> list[str]:
         """The function of a stretch in Python."""
         addresses = [f"address({self.name(v)}, {v.name!r}, {self.form(v)})" for v in built.given]
-        addresses += [f"{self.name(v)}.data_ptr()" for v in built.made]
+        addresses += [self.texts.address.format(self.name(v)) for v in built.made]
         addresses += ["at"] if built.workspace else []
         done = [f"    # {op.callee if isinstance(op, KernelCall) else op.keyword}"
                 f"({', '.join(map(self.place, buffers(op)))})"
@@ -321,9 +317,9 @@ class _Host:
 
     def rename(self, op: Op) -> None:
         """The variables of views and of later states of a tensor."""
-        if is_view(op):
+        if is_reshape(op):
             self.view(op)
-        for new, old in zip(op.results, getattr(op, "updates", ()), strict=False):
+        for new, old in states(op).items():
             self.alias(new, old)
             if self.plan.home[old].role == "mutated":
                 self.line(f"bump({self.name(self.plan.home[old].values[0])})")
@@ -333,7 +329,7 @@ class _Host:
         kernel = self.module.kernel(op.callee)
         values = [v for v in op.args if isinstance(v.type, TensorType)]
         given = [self.shaped(v, b) for v, b in zip(values, buffers_of(kernel), strict=False)]
-        run = self.code.bind(f"run_{kernel.name}", "library", kernel.name)
+        run = self.code.bind(f"run_{kernel.name}", "library", kernel.name, self.reserved)
         call = f"{run}({', '.join(given)})"
         for new, out in zip(op.results[len(op.updates):], kernel.outs, strict=True):
             same = shape_of(new.type) == shape_of(out.type)
@@ -345,8 +341,8 @@ class _Host:
     def shaped(self, value: Value, buffer: Value) -> str:
         """A tensor in the shape that a kernel declares, which may be flatter."""
         shape = shape_of(buffer.type)
-        return self.name(value) + (
-            "" if shape_of(value.type) == shape else f".view({self.tuple(shape)})")
+        same, name = shape_of(value.type) == shape, self.name(value)
+        return name if same else self.texts.view.format(name, self.tuple(shape))
 
     def known_size(self, symbol: str) -> str:
         if symbol not in self.known:
@@ -360,10 +356,8 @@ class _Host:
     def form(self, value: Value) -> str:
         """Shape, strides and element type of a tensor, as arguments."""
         kind = self.type_of(value)
-        return f"{self.tuple(kind.shape)}, {self.tuple(strides_of(kind))}, {self.dtype(kind)}"
-
-    def dtype(self, kind: TensorType) -> str:
-        return str(DTYPES.get(kind.dtype) or getattr(torch, kind.dtype.name))
+        return f"{self.tuple(kind.shape)}, {self.tuple(strides_of(kind))}, " \
+            f"{self.texts.dtype(kind.dtype)}"
 
     def alias(self, new: Value, old: Value) -> None:
         """`new` is the state of the tensor `old`."""
@@ -382,24 +376,26 @@ class _Host:
         """A tensor, which may be strided, in the shape of `value`. What leaves is no view: autograd
         forbids writes to some, and nothing else that leaves shares its memory."""
         assert isinstance(value.type, TensorType)
-        shape, data = self.tuple(value.type.shape), ".data" if value in self.returned else ""
-        if strided:
-            return f"{tensor}.as_strided({shape}, {self.tuple(strides_of(value.type))}){data}"
-        return f"{tensor}.view({shape}){data}"
+        made = self.texts.strided if strided else self.texts.view
+        text = made.format(tensor, self.tuple(value.type.shape),
+                           self.tuple(strides_of(value.type)))
+        return self.texts.alone.format(text) if value in self.returned else text
 
     def check(self, op: Check) -> None:
-        self.line(f"check({self.name(op.value)}, {self.size(op.lo)}, {self.size(op.hi)}, "
+        self.line(f"check({self.name(op.value)}, {op.lo}, {op.hi}, "
                   f"{op.error!r}, {op.message!r}, lines.get({op.node!r}, ''))")
 
     def leave(self, op: Return) -> None:
         for value, kind in self.relaid.items():
             if value not in self.allocated and isinstance(kind, TensorType):
                 name, sizes = self.name(value), (kind.shape, strides_of(kind))
-                layout = ", ".join(map(self.tuple, sizes))
-                self.line(f"{name} = fit({name}, {layout}, {self.dtype(kind)})" if strided(value)
-                          else f"{name} = {name}.as_strided({layout}).data")
+                shape, strides = map(self.tuple, sizes)
+                dtype, view = self.texts.dtype(kind.dtype), self.texts.strided
+                self.line(f"{name} = fit({name}, {shape}, {strides}, {dtype})" if strided(value)
+                          else f"{name} = "
+                          + self.texts.alone.format(view.format(name, shape, strides)))
         for given, copy in self.copied:
-            self.line(f"if {given} is not {copy}: {given}.copy_({copy})")
+            self.line(f"if {given} is not {copy}: {self.texts.copy.format(given, copy)}")
         if self.plan.workspace:
             self.line("give(w)")
         self.line(f"return ({self.listed(op.values)})")
@@ -410,11 +406,11 @@ class _Host:
         if dead:
             self.line(f"del {', '.join(dict.fromkeys(dead))}")
 
-    # ---- calls of torch
+    # ---- calls of libraries
     def call(self, op: Call) -> None:
         if op.results and self.known.issuperset(r.name for r in op.results):
             return  # a size that is read off a tensor already
-        run = self.code.bind(op.target.replace(".", "_"), "call", op.target)
+        run = self.code.bind(op.target.replace(".", "_"), "call", op.target, self.reserved)
         args = [self.argument(a) for name, a in op.args if not name]
         args += [*map(self.name, op.updates)]
         args += [f"{name}={self.argument(a)}" for name, a in op.args if name]
@@ -442,13 +438,13 @@ class _Host:
             case Value():
                 return self.name(x)
             case Expr():
-                return self.size(x)
+                return str(x)
             case tuple():
                 return f"[{', '.join(map(self.argument, x))}]"
             case float():
                 return repr(x) if isfinite(x) else f"float('{x}')"
             case DType():
-                return str(DTYPES[x])
+                return self.texts.dtype(x)
             case str():
                 return self.externs.text(x)
         return repr(x)

@@ -11,14 +11,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from rung.core import store, trace
 from rung.core.key import structural_key
 from rung.core.op import Func
+from rung.runtime.checks import Site
 from rung.runtime.code import Bound, Code
-from rung.runtime.tensors import Site
-from rung.targets.base import Signature
+from rung.targets.device import Signature
 
 KIND = "programs"  # the cache's folder
 
@@ -37,7 +35,7 @@ class Saved:
 
 def key_of(func: Func, *rest: str) -> str:
     """The key of a program: its structure, what else decides how it is compiled, the versions."""
-    return structural_key(func, torch.__version__, sys.version, own_version(), *rest)
+    return structural_key(func, sys.version, own_version(), *rest)
 
 
 @cache

@@ -15,7 +15,8 @@ from rung.core.op import Op, Value
 from rung.core.types import TensorType, dtype_of
 from rung.program.ir import CHECKED, Check, KernelCall, Module
 from rung.program.memory import Plan, Step, Storage
-from rung.targets.base import Checked, Launched, Place, Stretch, is_library, strides_of, symbols_of
+from rung.targets.base import is_library, strides_of, symbols_of
+from rung.targets.device import Checked, Launched, Place, Stretch
 
 LARGE = 1 << 20
 """Bytes of a tensor whose death ends a stretch: within one, results are allocated at its start and
@@ -80,19 +81,17 @@ class Built:
 
 
 class Builder:
-    """Makes the stretch of a part: `raw` tells which storages lie in the workspace,
-    `type_of` as what a tensor is allocated."""
+    """Makes the stretch of a part; `type_of` tells as what a tensor is allocated."""
 
-    def __init__(self, plan: Plan, module: Module, raw: Callable[[Storage], bool],
-                 type_of: Callable[[Value], TensorType]):
-        self.plan, self.raw, self.type_of = plan, raw, type_of
+    def __init__(self, plan: Plan, module: Module, type_of: Callable[[Value], TensorType]):
+        self.plan, self.type_of = plan, type_of
         self.place_in_params = {p: n for n, p in enumerate(module.main.params)}
         self.symbols = {k.name: symbols_of(k) for k in module.kernels}
 
     def build(self, name: str, part: Part) -> Built:
         ops = [s.op for s in part.steps]
         made = [v for op in ops if isinstance(op, KernelCall) for v in op.results[len(op.updates):]
-                if not self.raw(self.plan.home[v])]
+                if self.plan.home[v].offset is None]
         roots = dict.fromkeys(self.root(v) for op in ops for v in buffers(op))
         given = sorted((r for r in roots if r and r not in made), key=self._order)
         numbers = {v: n for n, v in enumerate((*given, *made))}
@@ -106,7 +105,7 @@ class Builder:
     def root(self, value: Value) -> Value | None:
         """The tensor in whose memory a value lies; None for the workspace."""
         home = self.plan.home[value]
-        return None if self.raw(home) else home.values[0]
+        return home.values[0] if home.offset is None else None
 
     def _order(self, value: Value) -> int:
         return self.place_in_params.get(value, len(self.place_in_params))

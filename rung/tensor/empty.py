@@ -16,6 +16,7 @@ from rung.core.rewrite import dead_code, rewrite
 from rung.core.scalar import MONOIDS
 from rung.core.types import DType, TensorType
 from rung.program.ir import copied, unwritten
+from rung.program.storage import leaving
 from rung.tensor.ir import (
     Concat,
     Contract,
@@ -28,14 +29,13 @@ from rung.tensor.ir import (
     Scatter,
     shape_of,
 )
-from rung.tensor.simplify import memories
 
 MAKERS = (Map, Cast, Reduce, Scan, Index, Contract, Gather, Iota, Concat, Full)
 
 
 def drop_empty(program: Func) -> Func:
     """`program` with no op of ours on tensors without elements; exact."""
-    own = memories(program)
+    own = leaving(program)
     return dead_code(rewrite(program, lambda op, builder: _rule(op, builder, own)))
 
 

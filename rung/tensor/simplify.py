@@ -23,6 +23,7 @@ from rung.core.rewrite import dead_code, merge_equal, rewrite, substitute
 from rung.core.scalar import cast
 from rung.core.types import BF16, TensorType, dtype_of
 from rung.program.ir import Call, Composite, Write
+from rung.program.storage import leaving
 from rung.tensor.ir import Concat, Full, Index, Reduce
 
 _EXACT = {("bf16", "f32"), ("f16", "f32"), ("bf16", "f64"), ("f16", "f64"), ("f32", "f64"),
@@ -34,20 +35,11 @@ def simplify(program: Func) -> Func:
     ops = program.body.ops
     first = next((n for n, op in enumerate(ops) if isinstance(op, Write)), len(ops))
     state = _Sweep(frozenset(v for op in ops[first:] for v in op.operands()),
-                   memories(program))
+                   leaving(program) | set(program.params))
     # a copy that was asked for is not another one, whatever views of them are returned
     copies = {r for op in ops if isinstance(op, Call) and op.memory == "copy"
               for r in op.results}
-    return dead_code(merge_equal(rewrite(program, state.rule), apart=state.results | copies))
-
-
-def memories(program: Func) -> set[Value]:
-    """The results, and what calls that make them may give views of."""
-    found = set(program.body.last.operands())
-    for op in reversed(program.body.ops):
-        if isinstance(op, Call) and found.intersection(op.results):
-            found.update(op.operands()[:1])
-    return found
+    return dead_code(merge_equal(rewrite(program, state.rule), apart=state.apart | copies))
 
 
 @dataclass
@@ -55,12 +47,12 @@ class _Sweep:
     """`made` knows the op behind each value; new ops go to `builder`.
 
     `late` values are read once parameters have been written, so they must not become a parameter,
-    and no op after the write may come to read one of the `written`; each of the `results`, and of
-    what they may view, has memory of its own, so it must not become another or a parameter.
+    and no op after the write may come to read one of the `written`; each of the `apart` (results,
+    what they may lie in, parameters) has memory of its own, so none must become another.
     """
 
     late: frozenset[Value] = frozenset()
-    results: set[Value] = field(default_factory=set)
+    apart: set[Value] = field(default_factory=set)
     made: dict[Value, Op] = field(default_factory=dict)
     written: set[Value] = field(default_factory=set)
     builder: Builder = field(default_factory=Builder)
@@ -79,11 +71,11 @@ class _Sweep:
 
     def may_become(self, old: Value, new: Value) -> bool:
         """Whether all that read `old` may read the equal value `new`."""
-        if old not in self.results:
+        if old not in self.apart:
             return new.role != "mutated" or old not in self.late
-        if new.role or new in self.results:
+        if new in self.apart:
             return False
-        self.results.add(new)
+        self.apart.add(new)
         return True
 
     def again(self, op: Op) -> tuple[Value, ...]:
@@ -92,8 +84,8 @@ class _Sweep:
         if made is None:
             made = self.builder.add(op, op.results[0].name)
             self.note(self.builder.ops[-1])
-            if op.results[0] in self.results:
-                self.results.update(made)
+            if op.results[0] in self.apart:
+                self.apart.update(made)
         return made
 
     def scalar(self, value: Value) -> Value:

@@ -2,12 +2,13 @@
 
 Rows, columns and depth of a contraction on the matrix unit; otherwise one vectorised axis in each
 statement, a few rows at a time, with the reduced axes inside or outside of the free ones. Every
-buffer gets a place, double-buffered where its next box is known.
+buffer gets a place, double-buffered where its next box is known. What has no such mapping, as it
+reads or updates where data say or has no loop, works on single elements where they lie.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from rung.core.errors import MappingError
@@ -35,18 +36,19 @@ MOST = 24  # mappings yielded for one kernel
 def candidates(kernel: Func, machine: Machine, hints: Mapping[str, int] | None = None
                ) -> Iterator[tile.Mapping]:
     """Legal mappings, likely good ones first; with the matrix unit wherever it can be used."""
-    for drafts in (_matrix(kernel, machine), _vector(kernel, machine)):
-        if found := list(islice(_legal(kernel, machine, drafts), MOST)):
+    for drafts, rings in ((_matrix(kernel, machine), (2, 1)), (_vector(kernel, machine), (2, 1)),
+                          (_scalar(kernel), (0,))):
+        if found := list(islice(_legal(kernel, machine, drafts, rings), MOST)):
             yield from found
             return
 
 
-def _legal(kernel: Func, machine: Machine, drafts: Iterable[tuple[Lines, tuple[tile.Use, ...]]]
-           ) -> Iterator[tile.Mapping]:
+def _legal(kernel: Func, machine: Machine, drafts: Iterable[tuple[Lines, tuple[tile.Use, ...]]],
+           rings: Sequence[int]) -> Iterator[tile.Mapping]:
     scratch = next(s.name for s in machine.spaces if s.explicit)
     seen = set()
     for lines, uses in drafts:
-        for ring in (2, 1):
+        for ring in rings:
             made = _complete(kernel, tile.Mapping(kernel.name, machine.name, lines, uses=uses),
                              machine, scratch, ring)
             if made is not None and str(made) not in seen and is_legal(kernel, made, machine):
@@ -58,7 +60,7 @@ def _complete(kernel: Func, mapping: tile.Mapping, machine: Machine, space: str,
               ) -> tile.Mapping | None:
     try:
         found = with_values(kernel, mapping, machine, space)
-        return found and with_buffers(kernel, found, machine, space, ring)
+        return with_buffers(kernel, found, machine, space, ring) if found and ring else found
     except MappingError:
         return None
 
@@ -89,6 +91,11 @@ def _vector(kernel: Func, machine: Machine) -> Iterator[tuple[Lines, tuple[tile.
                 others = [a for a in axes if a not in wide]
                 special |= {a: (("seq", None), ("atom", rows)) for a in others[:1] if rows > 1}
                 yield _lines(kernel, special, outside), ()
+
+
+def _scalar(kernel: Func) -> Iterator[tuple[Lines, tuple[tile.Use, ...]]]:
+    for outside in (False, True):
+        yield _lines(kernel, {}, outside), ()
 
 
 def _ordered(kernel: Func, reduced_outside: bool) -> list[str]:

@@ -154,7 +154,7 @@ def _clashes(tree: Tree) -> None:
     """What is combined at places that data say goes in order, and not through a tile."""
     nest = tree.nest
     for op in (op for op in tree.kernel.body.ops if isinstance(op, loop.Store) and op.combine):
-        if nest.machine.scratchpad or tree.mapping.placed(op.buf.name):
+        if tree.mapping.placed(op.buf.name):
             refuse(f"{op.buf.name} is updated where data say: no tile of it is known")
         for s in (s for a in op.clashing for s in nest.splits[a]):
             if _unordered(nest, s):
@@ -232,12 +232,13 @@ def _order(tree: Tree) -> None:
 
 
 def _explicit(tree: Tree, s: Stmt) -> None:
-    """On a machine with a scratchpad nothing is read or written elsewhere."""
+    """On a machine with a scratchpad blocks of elements are there, and single ones anywhere."""
     for op in s.accesses:
         place, name = tree.mapping.placed(op.buf.name), op.buf.name
         if place is None:
-            if tree.nest.machine.scratchpad:
-                refuse(f"{name} is not placed in the scratchpad")
+            if tree.nest.machine.scratchpad and any(
+                    tree.nest.count(a, kind) > 1 for a in op.nest for kind in (VECTOR, UNROLL)):
+                refuse(f"{name} is not placed in the scratchpad, and accessed in blocks")
         elif not run_of(tree.paths[s], tree.nest.at(place)):
             refuse(f"{name} is placed at {place.loop}, where no loop around its use is")
 

@@ -19,8 +19,8 @@ from rung.compilation import Compilation
 from rung.core.cost import bound
 from rung.core.errors import RungError
 from rung.frontends.torch.oracle import to_numpy
+from rung.frontends.torch.tensors import cloned
 from rung.program.ir import Module
-from rung.runtime.tensors import cloned
 from rung.targets.base import target
 from rung.tools import check, judge
 from rung.tools.capture import Graph, capture

@@ -19,7 +19,7 @@ from rung.frontends.torch import compat, observed
 from rung.frontends.torch.backend import as_it_is, traced
 from rung.frontends.torch.importer import Imported, import_graph
 from rung.frontends.torch.sources import FRAME, TORCH
-from rung.runtime.tensors import cloned
+from rung.frontends.torch.tensors import cloned
 from rung.tools.given import SEED, Args, Given, UserError, failure, inputs_of
 
 

@@ -22,9 +22,9 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from rung.entry import rung
 from rung.frontends.torch import observed
-from rung.runtime import pool
-from rung.runtime.tensors import cloned
+from rung.frontends.torch.tensors import cloned
 from rung.targets.base import target
+from rung.targets.cpu import pool
 from rung.tools import judge
 from rung.tools.given import Args, Function, Given, UsageError, built, inputs_of
 from rung.tools.judge import SEEDS

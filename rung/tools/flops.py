@@ -23,11 +23,11 @@ from rung.core.machine import Machine
 from rung.core.op import Block, Func, Op, Value
 from rung.core.types import TensorType
 from rung.frontends.torch.calls import overload, schema_of, to_torch
+from rung.frontends.torch.tensors import DTYPES
 from rung.program import memory
 from rung.program.ir import Apply, Call, Composite, KernelCall, Module, Write, is_view
-from rung.program.views import is_view as is_index
+from rung.program.storage import is_reshape
 from rung.runtime.stretches import native
-from rung.runtime.tensors import DTYPES
 from rung.tensor.ir import Contract
 
 Sizes = Mapping[str, int]
@@ -157,7 +157,7 @@ LOOKUPS = ("aten.embedding.default", "aten.gather.default", "aten.index.Tensor",
 
 def is_free(op: Op) -> bool:
     """Whether an op is a view, which moves nothing."""
-    return is_view(op) or is_index(op) or (
+    return is_view(op) or is_reshape(op) or (
         isinstance(op, Call) and op.target == "aten._unsafe_view.default")
 
 

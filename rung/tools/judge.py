@@ -19,8 +19,8 @@ from rung.core.op import walk
 from rung.core.types import BF16, F16, F32, F64, TensorType
 from rung.frontends.torch.calls import memory_of
 from rung.frontends.torch.oracle import to_numpy
+from rung.frontends.torch.tensors import DTYPES, cloned
 from rung.program.ir import Module
-from rung.runtime.tensors import DTYPES, cloned
 
 Arrays = Sequence[Any]
 Args = list[Any]

@@ -16,6 +16,7 @@ from rung.core.parse import parse_module
 from rung.pipeline import VOCABULARIES, verify_module
 from rung.program.ir import Call, KernelCall, Module
 from rung.targets.base import Target
+from rung.targets.device import device
 
 Thunk = Callable[[], Any]
 ROUNDS, SAMPLE = 15, 0.02  # rounds, and seconds of one function in one round
@@ -100,7 +101,7 @@ def fma_loop(target: Target) -> tuple[Thunk, float]:
     text = PEAK.format(lanes=lanes, rows=CHAINS + 2, chains=CHAINS, steps=STEPS)
     kernels = parse_module(text, VOCABULARIES)
     verify_module(Module((), kernels))
-    launch = target.load(kernels, target.emit(kernels))["peak"]
+    launch = device(target).load(kernels, target.emit(kernels))["peak"]
     x, y = torch.rand(CHAINS + 2, lanes), torch.empty(CHAINS, lanes)  # equal chains would merge
     return lambda: launch(x.data_ptr(), y.data_ptr()), 2.0 * lanes * CHAINS * STEPS
 

@@ -21,6 +21,7 @@ from rung.core.config import Settings
 from rung.core.errors import ParseError, RungError
 from rung.core.op import walk
 from rung.core.parse import parse_module
+from rung.frontends.torch.externs import TORCH
 from rung.pipeline import PASSES, RUNGS, VOCABULARIES, Pass, verify_module
 from rung.program.ir import Composite, Module
 from rung.targets import base
@@ -107,7 +108,7 @@ def rung_of(module: Module) -> str:
 # --- passes
 
 def _changed(module: Module, target: Target, request: Request) -> Module:
-    compilation = Compilation(target, Settings.from_environment().precision)
+    compilation = Compilation(target, TORCH, Settings.from_environment().precision)
     if steps := [_pass(name) for name in request.passes]:
         module = compilation.history(module, steps).reached()
         verify_module(module, steps[-1].name)

@@ -22,8 +22,8 @@ from rung.core.errors import RungError
 from rung.core.op import Func
 from rung.core.types import TensorType
 from rung.frontends.torch.importer import import_graph
+from rung.frontends.torch.tensors import cloned
 from rung.program.ir import Module
-from rung.runtime.tensors import cloned
 from rung.targets import base
 from rung.targets.base import buffers_of, is_library, symbols_of
 from rung.tools import bisect, judge

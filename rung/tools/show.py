@@ -23,6 +23,7 @@ from rung.core.lexer import TOKEN
 from rung.core.op import Block, Func, Op, Value
 from rung.core.origins import Origin
 from rung.core.text import print_func
+from rung.frontends.torch.externs import TORCH
 from rung.program.ir import Call, KernelCall, Module, Return
 from rung.targets import base
 from rung.targets.base import Target, is_library
@@ -118,7 +119,7 @@ def untaken(graph: Graph) -> str:
 
 def compilation_of(graph: Graph, target: Target, request: Request) -> Compilation:
     """How a graph of the command line is compiled."""
-    return Compilation(target, Settings.from_environment().precision, graph.hints,
+    return Compilation(target, TORCH, Settings.from_environment().precision, graph.hints,
                        read_mappings(request.mapping))
 
 

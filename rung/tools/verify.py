@@ -24,12 +24,13 @@ from rung.core import origins
 from rung.core.config import Settings
 from rung.core.op import Effect, Func, Op, Value, walk
 from rung.core.options import Options
+from rung.frontends.torch.externs import TORCH
 from rung.frontends.torch.importer import Imported
 from rung.frontends.torch.oracle import to_numpy
 from rung.frontends.torch.sources import origin_of
+from rung.frontends.torch.tensors import cloned
 from rung.frontends.torch.types import hints_of
 from rung.program.ir import Call, Check, KernelCall, Module, Return
-from rung.runtime.tensors import cloned
 from rung.targets.base import target
 from rung.tools import judge, repro
 from rung.tools.capture import Graph
@@ -186,7 +187,7 @@ def culprit(graph: Graph, options: Options, error: Exception | None = None) -> s
     Layers are not outlined, so that each kernel has operators of its own.
     """
     assert graph.imported is not None
-    compilation = Compilation(target(options.target), options.precision, graph.hints,
+    compilation = Compilation(target(options.target), TORCH, options.precision, graph.hints,
                               read_mappings(options.mappings))
     passes = [p for p in pipeline.PASSES if p.name != "outline"]
     module = compilation.history(graph.imported.func, passes).reached()

@@ -11,9 +11,10 @@ from functions import CASES
 
 from rung.compilation import Compilation
 from rung.core.types import IndexType
+from rung.frontends.torch.tensors import TENSORS
 from rung.program.ir import Module
-from rung.runtime import code
 from rung.targets.cpu import glue
+from rung.targets.cpu.device import Cpu
 from rung.tools.check import draw
 
 MARGIN, CANARY = 4096, 0xA5
@@ -49,9 +50,8 @@ def test_nothing_is_written_outside(name: str, dtype: torch.dtype,
                                     monkeypatch: pytest.MonkeyPatch) -> None:
     fence, made, lowered = Fence(), list[Any](), list[Module]()
     monkeypatch.setattr(glue, "glue", lambda: None)  # so that the host's own code runs
-    for helper in ("empty", "take"):
-        monkeypatch.setitem(code.HELPERS, helper, getattr(fence, helper))
-    monkeypatch.setitem(code.HELPERS, "give", lambda _: None)
+    monkeypatch.setitem(TENSORS.functions, "empty", fence.empty)
+    monkeypatch.setattr(Cpu, "workspaces", lambda *_: (fence.take, lambda _: None))
     real = Compilation.executable
 
     def record(self: Compilation, module: Module, *rest: Any) -> Any:

@@ -19,8 +19,10 @@ from programs import Prog
 from rung.core import store
 from rung.core.errors import LaunchError, TargetCompileError
 from rung.targets.cpu import build, emit
+from rung.targets.cpu.device import bound
 from rung.targets.cpu.machine import BASE
-from rung.targets.cpu.target import bound, target
+from rung.targets.cpu.target import target
+from rung.targets.device import device
 
 SOURCE = "int answer(void) { return %d; }\n"
 
@@ -176,7 +178,7 @@ kernel-ir shared(x: f32[8192]) -> y: f32[8192]
 
 def test_threads_share_what_was_computed_before_they_started() -> None:
     func, cpu, threads = parse(SHARED), target("cpu.base"), torch.get_num_threads()
-    launch = cpu.load([func], cpu.emit([func]))["shared"]
+    launch = device(cpu).load([func], cpu.emit([func]))["shared"]
     x, y = torch.rand(8192), torch.zeros(8192)
     torch.set_num_threads(2)
     try:

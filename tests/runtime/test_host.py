@@ -16,13 +16,15 @@ from rung.core.errors import LoweringError
 from rung.core.expr import Expr
 from rung.core.op import Builder, Func, Names, Value
 from rung.core.types import F32, I64, DType, TensorType
+from rung.frontends.torch import tensors
 from rung.frontends.torch.externs import TORCH
+from rung.frontends.torch.tensors import fit
 from rung.program.ir import Call, Check, Module, Return, Write
-from rung.runtime import pool, tensors
 from rung.runtime.executable import Executable
 from rung.runtime.host import host_code
-from rung.runtime.tensors import fit
 from rung.targets.base import target
+from rung.targets.cpu import pool
+from rung.targets.device import device
 
 
 def made(program: Func) -> Executable:
@@ -36,7 +38,7 @@ def host(*ops: Any, params: Sequence[Value]) -> Executable:
         builder.ops.append(op)
     program = Func("program", "main", tuple(params), (), builder.block())
     code, stretches = host_code(Module((program,)), TORCH)
-    cpu = target("cpu")
+    cpu = device(target("cpu"))
     return Executable(code, cpu, TORCH, cpu.load([], "", stretches) if stretches else {}, {})
 
 
@@ -157,28 +159,27 @@ def test_what_the_host_cannot_do() -> None:
 
 
 def test_workspaces_are_used_again() -> None:
-    pool._free.clear()
-    one = pool.take(1000)
-    two = pool.take(1000)
+    own = pool.Pool(tensors.memory)
+    one = own.take(1000)
+    two = own.take(1000)
     assert one is not two and one.address % pool.ALIGN == 0
-    pool.give(one)
-    assert pool.take(500) is one
-    pool.give(one)
-    assert pool.take(5000).bytes == 5000 and not pool._free
+    own.give(one)
+    assert own.take(500) is one
+    own.give(one)
+    assert own.take(5000).bytes == 5000 and not own.free
 
 
-def test_a_workspace_that_is_too_small_goes_before_the_larger_one_comes(
-        monkeypatch: pytest.MonkeyPatch) -> None:
-    pool._free.clear()
-    pool.give(pool.take(1000))
-    small = weakref.ref(pool._free[0].memory)
-    make = torch.empty
+def test_a_workspace_that_is_too_small_goes_before_the_larger_one_comes() -> None:
+    made = list[weakref.ref[Any]]()
 
-    def alone(*args: Any, **rest: Any) -> torch.Tensor:
-        assert small() is None
-        return make(*args, **rest)
-    monkeypatch.setattr(pool.torch, "empty", alone)
-    assert pool.take(5000).bytes == 5000
+    def memory(count: int) -> tuple[object, int]:
+        assert all(one() is None for one in made)
+        x, address = tensors.memory(count)
+        made.append(weakref.ref(x))
+        return x, address
+    own = pool.Pool(memory)
+    own.give(own.take(1000))
+    assert own.take(5000).bytes == 5000 and len(made) == 2
 
 
 @pytest.mark.parametrize("make", [tensors.empty, tensors.new_memory])

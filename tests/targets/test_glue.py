@@ -118,8 +118,8 @@ def test_without_headers_or_exchange(missing: str, monkeypatch: pytest.MonkeyPat
         monkeypatch.delattr(torch.Tensor, "__dlpack_c_exchange_api__")
     glue.glue.cache_clear()
     try:
-        run = compiled(added(6), target("cpu"))
-        assert glue.glue() is None
+        run: Any = compiled(added(6), target("cpu"))
+        assert type(run.names["stretch_0"]).__module__ != "rung_glue"
         assert torch.equal(run([torch.ones(6)] * 2)[0], torch.full((6,), 2.0))
     finally:
         glue.glue.cache_clear()

@@ -11,8 +11,8 @@ from rung.core import trace
 from rung.core.expr import Expr, sym
 from rung.core.types import BF16, F32, DType, TensorType
 from rung.frontends.torch import observed
-from rung.runtime import pool
 from rung.targets.base import is_library, target
+from rung.targets.cpu import pool
 from rung.targets.cpu.libraries import (
     ATTENTION,
     ATTENTION_BACKWARD,

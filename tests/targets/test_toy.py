@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import islice
 
+import numpy as np
 import pytest
 from mapped import KERNELS, arguments, difference, kernel
 
@@ -13,9 +14,11 @@ from rung.core.op import Func, Op, walk
 from rung.core.types import dtype_of
 from rung.kernel.ir import For, Wait, run_kernel_ir
 from rung.loop import ir as loop
+from rung.targets.base import target
+from rung.targets.device import device
+from rung.targets.toy.device import Region, ToyEngine, copy
 from rung.targets.toy.emit import emit
 from rung.targets.toy.machine import TOY
-from rung.targets.toy.target import ToyEngine, target
 from rung.tile.candidates_explicit import candidates
 from rung.tile.legality import check
 from rung.tile.mapping import parse_mapping
@@ -161,8 +164,33 @@ def test_a_launch_takes_addresses() -> None:
     want = {k: v.copy() for k, v in held.items()}
     loop.run_kernel(func, want)
     raw = {k: (v.view("u4") >> 16).astype("u2") for k, v in held.items()}
-    target("toy").load([lowered], "")[lowered.name](*(raw[v.name].ctypes.data
-                                                      for v in (*func.params, *func.outs)))
+    regions = {k: Region(v.nbytes) for k, v in raw.items()}
+    for k, v in raw.items():
+        copy(regions[k].address, v.ctypes.data, v.nbytes)
+    launch = device(target("toy")).load([lowered], "")[lowered.name]
+    launch(*(regions[v.name].address for v in (*func.params, *func.outs)))
+    copy(raw["y"].ctypes.data, regions["y"].address, raw["y"].nbytes)
     got = (raw["y"].astype("u4") << 16).view("f4")
     assert dtype_of(func.outs[0].type).name == "bf16"
     assert abs(got - want["y"]).max() < 1e-2
+
+
+def test_a_launch_takes_no_memory_of_the_host() -> None:
+    lowered = to_kernel(first(kernel("softmax", "f32", M=5, N=40))[0], TOY)
+    held = arguments(lowered, {})
+    launch = device(target("toy")).load([lowered], "")[lowered.name]
+    with pytest.raises(LaunchError, match="the toy has no 800 B at 0x"):
+        launch(*(held[v.name].ctypes.data for v in (*lowered.params, *lowered.outs)))
+
+
+def test_memory_ends_with_its_region_and_goes_with_it() -> None:
+    region, host = Region(8), np.arange(8, dtype=np.uint8)
+    address = region.address
+    copy(address, host.ctypes.data, 8)
+    copy(host.ctypes.data, address + 4, 4)
+    assert host.tolist() == [4, 5, 6, 7, 4, 5, 6, 7]
+    with pytest.raises(LaunchError, match="the toy has no 8 B"):
+        copy(host.ctypes.data, address + 4, 8)
+    del region
+    with pytest.raises(LaunchError, match="the toy has no 1 B"):
+        copy(host.ctypes.data, address, 1)

@@ -12,8 +12,8 @@ from rung.core.parse import parse_module
 from rung.loop.ir import VOCABULARY
 from rung.targets.cpu.machine import AVX512
 from rung.targets.cuda.machine import SM90
+from rung.targets.toy.device import ToyEngine
 from rung.targets.toy.machine import TOY
-from rung.targets.toy.target import ToyEngine
 from rung.tile.legality import check
 from rung.tile.mapping import parse_mapping
 from rung.tools.fuzz.mappings import difference
@@ -134,7 +134,9 @@ CASES: list[tuple[Machine, str, dict[str, int | str], str, str]] = [
     (SM90, "online", {"H": 3, "G": 1, "D": 16, "L": 32}, "h: seq *\ne: grid *, pipe 1, thread 8\n"
      "t: unroll *\nplace l in shared at e.pipe", "l is read outside of e.pipe"),
     (TOY, "tally", {"M": 4, "N": 64, "L": 4}, "i: seq *\nj: seq *, lane 16",
-     "no tile of it is known"),
+     "not placed in the scratchpad, and accessed in blocks"),
+    (TOY, "tally", {"M": 4, "N": 64, "L": 4}, "i: seq *\nj: seq *\n"
+     "place y in scratchpad at i.seq by dma", "no tile of it is known"),
     (AVX512, "share", {"M": 4, "N": 64}, "j: l1 *\ni: seq *",
      "c scans j, and has a loop over i inside of its own"),
     (AVX512, "relu_mm", MM, "i: seq 4, reg 4\nj: seq *, simd 16\nk: seq *", "the sizes cover 16"),

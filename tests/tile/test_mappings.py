@@ -24,8 +24,9 @@ from rung.targets.base import buffers_of
 from rung.targets.cpu.machine import AVX512, host
 from rung.targets.cpu.target import target
 from rung.targets.cuda.machine import SM90
+from rung.targets.device import device
+from rung.targets.toy.device import ToyEngine
 from rung.targets.toy.machine import TOY
-from rung.targets.toy.target import ToyEngine
 from rung.tile import mapping as tile
 from rung.tile.to_kernel import to_kernel
 
@@ -84,7 +85,7 @@ def test_compiled_mappings_give_the_answer_too(name: str) -> None:
     kernels = [replace(to_kernel(func.with_attr("mapping", m), HOST), name=f"{name}{n}")
                for n, m in enumerate(drawn)]
     cpu = target(HOST.name)
-    launches = cpu.load(kernels, cpu.emit(kernels))
+    launches = device(cpu).load(kernels, cpu.emit(kernels))
     for lowered, mapping in zip(kernels, drawn, strict=True):
         want, got = arguments(func, {}), arguments(func, {})
         loop.run_kernel(func, want)

@@ -83,15 +83,18 @@ def test_the_default_choice_is_right(func: str, name: str) -> None:
     assert difference(choice.kernel, machine.machine, lowered=choice.lowered) < 1e-3
 
 
-@pytest.mark.parametrize("name", ["cpu.avx512", "cpu.base", "cuda.sm90"])
+@pytest.mark.parametrize("name", ["cpu.avx512", "cpu.base", "toy", "cuda.sm90"])
 def test_the_default_choice_of_an_update_is_right(name: str) -> None:
     test_the_default_choice_is_right("tally", name)
 
 
-def test_a_scratchpad_has_no_update_where_data_say() -> None:
+def test_a_scratchpad_has_no_tile_of_an_update_where_data_say() -> None:
     toy = target("toy")
-    with pytest.raises(MappingError, match="tally has no mapping on toy"):
-        choose(kernel("tally", "f32", **SIZES["tally"]), toy.machine, toy.candidates)
+    choice = choose(kernel("tally", "f32", **SIZES["tally"]), toy.machine, toy.candidates)
+    mapping = choice.kernel.attr("mapping")
+    assert not mapping.places
+    assert {level for axis in mapping.axes for level, _ in axis.splits} == {"seq"}
+    assert choice.lowered and "s.store  y[t1,j], sum" in toy.emit([choice.lowered])
 
 
 def test_a_box_of_one_masked_element_may_lie_beyond_the_buffer() -> None:

@@ -21,7 +21,7 @@ from rung import entry
 from rung.core.expr import parse_expr
 from rung.core.options import Options
 from rung.core.types import BF16, F16, F32
-from rung.runtime.tensors import cloned
+from rung.frontends.torch.tensors import cloned
 from rung.tools import judge, verify
 from rung.tools.capture import capture
 from rung.tools.given import Given

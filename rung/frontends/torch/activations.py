@@ -35,7 +35,7 @@ from rung.frontends.torch.formulas import (
     tanh,
     where,
 )
-from rung.runtime.tensors import DTYPES
+from rung.frontends.torch.tensors import DTYPES
 
 Build = Body | Callable[..., tuple[Value, ...]]
 

@@ -11,7 +11,7 @@ returned, reads values in the layout that torch gave them, restored by view call
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -37,6 +37,7 @@ from rung.frontends.torch.reductions import COMPOSITES, REDUCTIONS
 from rung.frontends.torch.types import order_of
 from rung.frontends.torch.views import MOVES, VIEWS
 from rung.program.ir import Apply, Call, Check, Composite, Return, Write, is_view
+from rung.program.storage import VIEW, Aliases
 from rung.tensor.ir import Contract, Item, Reduce, Scan
 
 
@@ -93,43 +94,30 @@ def lower(func: Func, precision: str = "default", keep: Collection[str] = ()) ->
 
 
 class _Lowering:
-    """State of one run: `new` gives what became of a value, `exact` the same in torch's layout,
-    `homes` the same as a result; `shared` counts the results that are views of one base."""
+    """State of one run: `new` gives what became of a value, which `results` bring into the layout
+    and the memory that torch gave it."""
 
     def __init__(self, func: Func, keep: Collection[str], bits: bool):
         self.func, self.keep, self.bits = func, keep, bits
         self.builder = Builder(names_of(func))
         self.new: dict[Value, Value] = {}
-        self.exact: dict[Value, Value] = {}
         self.scalars: dict[Value, Value] = {}
-        self.owner: dict[Value, Value] = {p: p for p in func.params}
-        self.makers = {r: op for op in func.body.ops for r in op.results}
         self.centres = set(centres(func.body.ops))
-        self.homes: dict[Value, Value] = {}
-        self.in_order: dict[tuple[Value, tuple[int, ...]], Value] = {}
-        self.roots: dict[Value, Value] = {}  # of what torch's own views make: what they view
-        self.inside: dict[Value, dict[Value, None]] = {}  # olds that may lie in another value
-        self.bases: dict[Value, Value] = {}
-        self.last: dict[Value, int] = {}  # the last op that reads a value, or a view of it
-        for n, op in enumerate(func.body.ops):
-            self.last.update((w, n) for v in op.operands() for w in (self.base(v), v))
-        self.shared = Counter(map(self.base, set(func.body.last.operands())))
+        self.results = _Results(func, _Layouts(func, self.builder, self.new))
 
     def run(self) -> Func:
         ops = self.func.body.ops
         for n, op in enumerate(ops):
             if isinstance(op, Call) and self.lowered(op):
                 continue
-            if isinstance(op, Write):
-                self.save(op.dst, n)
             if isinstance(op, Call | Apply):
                 op = op.map({v: self.operand(op, v) for v in op.operands()})
-                self.note_view(op)
-            elif isinstance(op, Return):
-                op = self.leave(op)
-            else:
-                op = op.map(self.new)
-            self.builder.ops.append(op)
+                self.results.layouts.append(op, op.results)
+                continue
+            if isinstance(op, Write):
+                self.results.layouts.save(op.dst, n)
+            self.builder.ops.append(self.results.leave(op) if isinstance(op, Return)
+                                    else op.map(self.new))
         return self.func.with_ops(self.builder.ops)
 
     # ---- one call
@@ -161,7 +149,7 @@ class _Lowering:
         origins.derive((names[v] for v in values[:1] if v in names), call.results)
         for old, v in zip(call.results, values, strict=True):
             self.new[old] = names.get(v, v)
-            self.note_inside(old, self.new[old])
+            self.results.layouts.note(old, self.new[old])
         return True
 
     def entry(self, call: Call) -> Entry:
@@ -220,43 +208,54 @@ class _Lowering:
             self.scalars[number] = self.builder.one(Item(self.builder.one(made, number.name)))
         return self.scalars[number]
 
-    # ---- memory
-    def root(self, value: Value) -> Value:
-        """The new value in whose memory `value` lies."""
-        while value in self.roots:
-            value = self.roots[value]
-        return value
-
-    def note_view(self, op: Op) -> None:
-        if is_view(op):
-            self.roots.update((r, op.operands()[0]) for r in op.results)
-            for r in op.results:
-                self.note_inside(r, r)
-
-    def note_inside(self, old: Value, value: Value) -> None:
-        """Note that `value` became of `old`, where another value or a parameter is under it."""
-        root = self.root(value)
-        if root is not old:
-            self.inside.setdefault(root, {})[old] = None
-
     def operand(self, op: Op, old: Value) -> Value:
         """What a call that stays reads: some find their way in the storage by themselves."""
         storage = isinstance(op, Call) and op.target in STORAGE and old is op.operands()[0]
-        return self.replayed(old) if storage else self.in_layout(old)
+        return self.results.replayed(old) if storage else self.results.layouts.of(old)
+
+
+class _Layouts:
+    """Values in the layouts of torch: `exact` gives what became of a value with its strides.
+
+    `old` says what are views of what in torch's program, `made` in the new one; `inside` has, for
+    the root of a new value, the olds that lie in it.
+    """
+
+    def __init__(self, func: Func, builder: Builder, new: dict[Value, Value]):
+        self.builder, self.new = builder, new
+        self.old, self.made = Aliases(func.body.ops, (VIEW,)), Aliases(hows=(VIEW,))
+        self.exact: dict[Value, Value] = {}
+        self.in_order: dict[tuple[Value, tuple[int, ...]], Value] = {}
+        self.inside = defaultdict[Value, dict[Value, None]](dict)
+        self.last: dict[Value, int] = {}  # the last op that reads a value, or a view of it
+        for n, op in enumerate(func.body.ops):
+            self.last.update((w, n) for v in op.operands() for w in (self.old.root(v), v))
+
+    def note(self, old: Value, value: Value) -> None:
+        """Note that `value` became of `old`, where another value or a parameter is under it."""
+        root = self.made.root(value)
+        if root is not old:
+            self.inside[root][old] = None
+
+    def append(self, op: Op, olds: Sequence[Value]) -> None:
+        """Append a call whose results became of `olds`."""
+        self.builder.ops.append(op)
+        self.made.add(op)
+        for old, value in zip(olds, op.results, strict=True):
+            self.note(old, value)
 
     def save(self, written: Value, at: int) -> None:
         """Copy what is memory of its own to torch, and `written` here, before op `at` changes it:
         what is still read."""
-        for old in tuple(self.inside.get(written, ())):
-            if self.last.get(old, at) <= at or self.base(old) is written:
+        for old in tuple(self.inside[written]):
+            if self.last.get(old, at) <= at or self.old.root(old) is written:
                 continue
-            if self.root(self.new.get(old, old)) is written:
-                self.new[old] = self._call("aten.clone.default", old, self.in_layout(old))
-            if old in self.exact and self.root(self.exact[old]) is written:
+            if self.made.root(self.new.get(old, old)) is written:
+                self.new[old] = self.call("aten.clone.default", old, self.of(old))
+            if old in self.exact and self.made.root(self.exact[old]) is written:
                 del self.exact[old]
 
-    # ---- layouts
-    def in_layout(self, old: Value) -> Value:
+    def of(self, old: Value) -> Value:
         """What became of `old`, with the strides of its type."""
         value = self.new.get(old, old)
         if value.type == old.type:
@@ -266,20 +265,19 @@ class _Lowering:
         return self.exact[old]
 
     def _restore(self, old: Value, value: Value) -> None:
-        maker = self.makers[old]
-        if is_view(maker):
-            again = maker.map({v: self.in_layout(v) for v in maker.operands()})
-            self.exact.update(zip(maker.results, self._again(again), strict=True))
+        if view := self.old.links.get(old):
+            again = view.op.map({v: self.of(v) for v in view.op.operands()})
+            self.exact |= self.again(again)
             return
         order = order_of(old.type)
         if order is None or not isinstance(old.type, TensorType):
             raise Unsupported(f"layout of {old.type}")
         if old.type.strides is None:
-            self.exact[old] = self._call("aten.clone.default", old, value,
-                                         memory_format="memory_format:torch.contiguous_format")
+            self.exact[old] = self.call("aten.clone.default", old, value,
+                                        memory_format="memory_format:torch.contiguous_format")
             return
         back = tuple(order.index(n) for n in range(len(order)))
-        self.exact[old] = self._call("aten.permute.default", old, self.ordered(old, order), back)
+        self.exact[old] = self.call("aten.permute.default", old, self.ordered(old, order), back)
 
     def ordered(self, old: Value, order: Sequence[int]) -> Value:
         """What became of `old`, with its dimensions in this order."""
@@ -291,21 +289,32 @@ class _Lowering:
                     at[order.index(n)] for n in range(len(order))])
         return self.in_order[key]
 
-    def _call(self, target: str, old: Value, *args: Any, **named: Any) -> Value:
+    def call(self, target: str, old: Value, *args: Any, **named: Any) -> Value:
         """A call that gives `old` anew."""
         given = (*(("", a) for a in args), *named.items())
         call = Call(target, given, (old.type,), memory=memory_of(target), results=(old,))
-        return self._again(call)[0]
+        return self.again(call)[old]
 
-    def _again(self, call: Op) -> tuple[Value, ...]:
+    def again(self, call: Op) -> dict[Value, Value]:
+        """Append a call with results of its own; gives them by those that it had."""
         values = tuple(replace(r, name=self.builder.names(r.name)) for r in call.results)
-        made = replace(call, results=values)
-        self.note_view(made)
-        for old, value in zip(call.results, values, strict=True):
-            self.note_inside(old, value)
-        self.builder.ops.append(made)
+        self.append(replace(call, results=values), call.results)
         origins.derive(values, call.results)
-        return values
+        return dict(zip(call.results, values, strict=True))
+
+
+class _Results:
+    """Results of the program, which share memory with just what torch lets them share with.
+
+    `homes` gives what became of a value as a result; `owner` the base, in torch's program, of what
+    lies in a new value; `shared` counts the results that are views of one base.
+    """
+
+    def __init__(self, func: Func, layouts: _Layouts):
+        self.params, self.layouts, self.base = func.params, layouts, layouts.old.root
+        self.homes: dict[Value, Value] = {}
+        self.owner: dict[Value, Value] = {p: p for p in func.params}
+        self.shared = Counter(map(self.base, set(func.body.last.operands())))
 
     def leave(self, op: Return) -> Return:
         """The results; a kernel writes what no other result shares in the order of its memory."""
@@ -319,48 +328,46 @@ class _Lowering:
     def laid_out(self, old: Value, kind: Type) -> tuple[Value, Type]:
         """A result, and the type under which it leaves."""
         base, order = self.base(old), order_of(kind) if isinstance(kind, TensorType) else None
-        if (order is not None and old in self.new and plain(self.new[old].type) == plain(kind)
-                and self.shared[base] == 1 and base not in self.func.params):
-            made = self.ordered(old, order)
-            if made.type != kind and self.owner.setdefault(self.root(made), base) is base:
+        new = self.layouts.new.get(old)
+        if (order is not None and new and plain(new.type) == plain(kind)
+                and self.shared[base] == 1 and base not in self.params):
+            made = self.layouts.ordered(old, order)
+            if made.type != kind and self.owns(base, made):
                 return made, kind
         made = self.owned(old)
         return made, made.type
 
+    def owns(self, base: Value, made: Value) -> bool:
+        """Whether no result has the memory of `made` whose base is another; none will."""
+        return self.owner.setdefault(self.layouts.made.root(made), base) is base
+
     def owned(self, old: Value) -> Value:
         """A result: in its layout, and sharing memory with just what torch lets it share with."""
         base = self.base(old)
-        if base is not old and (base in self.func.params or self.shared[base] > 1):
+        if base is not old and (base in self.params or self.shared[base] > 1):
             return self.replayed(old)
         return self.home(old, base)
 
     def home(self, old: Value, base: Value) -> Value:
         """`old` in memory that no result has whose base is another."""
         if old not in self.homes:
-            exact = self.in_layout(old)
-            if self.owner.setdefault(self.root(exact), base) is not base:
-                exact = self._call("aten.clone.default", old, exact)
-            elif base is old and exact in self.roots:  # autograd forbids writes to some views
-                exact = self._call("aten.detach.default", old, exact)
+            exact = self.layouts.of(old)
+            if not self.owns(base, exact):
+                exact = self.layouts.call("aten.clone.default", old, exact)
+            elif base is old and exact in self.layouts.made.links:
+                # autograd forbids writes to some views
+                exact = self.layouts.call("aten.detach.default", old, exact)
             self.homes[old] = exact
         return self.homes[old]
 
-    def base(self, value: Value) -> Value:
-        """The value that `value` is a view of, through any number of views."""
-        if value not in self.bases:
-            maker = self.makers.get(value)
-            self.bases[value] = (self.base(maker.operands()[0])
-                                 if maker is not None and is_view(maker) else value)
-        return self.bases[value]
-
     def replayed(self, old: Value) -> Value:
         """`old` as torch's own view of its base."""
-        maker = self.makers.get(old)
-        if maker is None or not is_view(maker):
+        view = self.layouts.old.links.get(old)
+        if view is None:
             return self.home(old, old)
         if old not in self.homes:
-            call = maker.map({v: self.replayed(v) for v in maker.operands()})
-            self.homes.update(zip(maker.results, self._again(call), strict=True))
+            again = view.op.map({v: self.replayed(v) for v in view.op.operands()})
+            self.homes |= self.layouts.again(again)
         return self.homes[old]
 
 

@@ -14,8 +14,8 @@ from rung.core.expr import Expr
 from rung.core.op import Value
 from rung.core.types import DType, TensorType, dtype_of, shape_of
 from rung.frontends.torch.higher import APPLY
+from rung.frontends.torch.tensors import DTYPES, HOST_CALLS
 from rung.program.ir import Call, Composite
-from rung.runtime.tensors import DTYPES, HOST_CALLS
 
 
 @cache

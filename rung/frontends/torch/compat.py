@@ -461,3 +461,9 @@ def constant_of(x: object) -> object:
     e: Sympy = x.node.expr
     kind = bool if isinstance(x, torch.SymBool) else float if isinstance(x, torch.SymFloat) else int
     return None if e.free_symbols else kind(e)
+
+
+def libraries() -> tuple[str, ...]:
+    """The libraries whose private operators this torch has."""
+    built: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return ("onednn",) if built and hasattr(torch.ops.mkldnn, "_linear_pointwise") else ()

@@ -25,9 +25,9 @@ from rung.core.scalar import cast
 from rung.core.types import BF16, BOOL, F16, F32, F64, U8, DType, TensorType, Type, dtype_of
 from rung.frontends.torch import shapes
 from rung.frontends.torch.calls import is_number
+from rung.frontends.torch.tensors import DTYPES
 from rung.frontends.torch.types import TORCH_DTYPES
 from rung.program.ir import CHECKED, Check
-from rung.runtime.tensors import DTYPES
 from rung.tensor.ir import Full, Index, Iota, Reduce, axis_names, shape_of
 
 HALVES = (BF16, F16)

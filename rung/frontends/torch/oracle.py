@@ -12,8 +12,8 @@ from rung.core.interp import Interp
 from rung.core.op import Value
 from rung.core.types import BF16, INDEX, TensorType
 from rung.frontends.torch.calls import run_call
+from rung.frontends.torch.tensors import fit
 from rung.program.ir import Call
-from rung.runtime.tensors import fit
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

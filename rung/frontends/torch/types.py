@@ -13,7 +13,7 @@ from rung.core.expr import ONE, Expr, may_be_negative, sym
 from rung.core.op import Func
 from rung.core.types import BOOL, FLOAT, INDEX, DType, TensorType, Type, VecType, contiguous
 from rung.frontends.torch.compat import Sympy, size_expr
-from rung.runtime.tensors import DTYPES
+from rung.frontends.torch.tensors import DTYPES
 
 TORCH_DTYPES: dict[torch.dtype, DType] = {theirs: ours for ours, theirs in DTYPES.items()}
 

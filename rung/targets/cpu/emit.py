@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from rung.core.expr import Expr, to_source
 from rung.core.op import Func
 from rung.kernel.ir import For
-from rung.targets.base import Checked, Launched, Place, Stretch, strides_of
+from rung.targets.base import strides_of
 from rung.targets.c_family import Prelude
 from rung.targets.cpu.groups import CpuPrelude, GroupEmitter
+from rung.targets.device import Checked, Launched, Place, Stretch
 from rung.targets.emit import Style
 
 

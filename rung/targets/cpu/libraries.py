@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from operator import itemgetter
-
-import torch
+from typing import TYPE_CHECKING
 
 from rung.core.expr import Expr
 from rung.core.machine import Atom, Machine, Operand
@@ -22,6 +21,9 @@ from rung.loop.ir import extents_of
 from rung.targets.cpu.machine import features
 from rung.tile.match import Call, Library, Tensor, call_of
 from rung.tile.price import known
+
+if TYPE_CHECKING:
+    import torch
 
 SKINNY = 8  # rows below which a library's matmul is bound by how it streams the matrix
 
@@ -76,13 +78,6 @@ LIBRARIES = (
     _entry(BYTES, _seconds(0.40, 5e-6), I8),
     *(_entry(LINEAR, _seconds(0.78, 18e-6), F32, bias=bias, post=post)
       for bias in (False, True) for post in POSTS))
-
-
-def libraries() -> Sequence[Library]:
-    """Those that this torch has."""
-    built: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    able = built and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    return [x for x in LIBRARIES if able or x.atom.name != LINEAR]
 
 
 ATTENTION = "aten._scaled_dot_product_flash_attention_for_cpu.default"
@@ -151,6 +146,8 @@ def _taken(x: Tensor, names: Sequence[str]) -> Callable[[Sequence[torch.Tensor]]
 
 def _matmul(atom: Atom, call: Call) -> Callable[..., torch.Tensor]:
     """Of a, b, the bias and the output's memory, the last two or None."""
+    import torch
+
     if atom.name == LINEAR:
         linear = torch.ops.mkldnn._linear_pointwise.default
         post = next((x for x in POSTS if x and f"{x}(" in atom.meaning), "none")

@@ -97,11 +97,18 @@ def _instruction(op: Op) -> tuple[str, ...]:
         case Apply():
             return op.name, f"{out}, {op.c.name}, {op.a.name}, {op.b.name} : {op.axis}"
         case StoreBase():
-            return "v.store", f"{_memory(op.buf.name, op.subs)}, {op.value.name}", _masks(op)
+            memory = _memory(op.buf.name, op.subs)
+            return f"{_unit(op)}.store", f"{memory}, {op.value.name}", _masks(op)
         case LoadBase():
-            return "v.load", f"{out}, {_memory(op.buf.name, op.subs)}{_count(op)}", _masks(op)
+            memory = _memory(op.buf.name, op.subs)
+            return f"{_unit(op)}.load", f"{out}, {memory}{_count(op)}", _masks(op)
         case _:
             return _vector(op, out)
+
+
+def _unit(op: LoadBase | StoreBase) -> str:
+    """The scalar unit reaches single elements of DRAM, lanes the scratchpad alone."""
+    return "v" if isinstance(op.buf.type, ArrayType) else "s"
 
 
 def _vector(op: Op, out: str) -> tuple[str, ...]:

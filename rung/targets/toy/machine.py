@@ -1,8 +1,9 @@
 """The toy's machine table: invented, and small enough that tiling is never optional.
 
-Nothing is computed on from DRAM: what is read or written stands in the scratchpad, where DMA puts
-it. `atom` splits are the rows and depth of a matrix instruction, `lane` its columns. DMA has a
-queue for each direction, `load` and `store`, beside the one of both units, `math`.
+Lanes compute on nothing in DRAM: what they read or write stands in the scratchpad, where DMA puts
+it; the scalar unit reads and writes single elements where they lie. `atom` splits are the rows and
+depth of a matrix instruction, `lane` its columns. DMA has a queue for each direction, `load` and
+`store`, beside the one of all units, `math`.
 """
 
 from __future__ import annotations

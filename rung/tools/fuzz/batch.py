@@ -23,12 +23,14 @@ from rung.frontends.torch.backend import with_results
 from rung.frontends.torch.externs import TORCH
 from rung.frontends.torch.importer import Imported, import_graph
 from rung.frontends.torch.oracle import to_numpy
+from rung.frontends.torch.tensors import cloned
 from rung.frontends.torch.tracing import compile_graphs
 from rung.program.ir import Module
 from rung.runtime.executable import Executable
 from rung.runtime.host import host_code
-from rung.runtime.tensors import cloned
-from rung.targets.base import Launched, Stretch, Target, is_library
+from rung.targets.base import Target, is_library
+from rung.targets.device import Launched, Stretch
+from rung.targets.device import device as device_of
 from rung.tools import check, judge
 from rung.tools.fuzz.programs import Program
 
@@ -120,7 +122,7 @@ def _part(gm: fx.GraphModule, program: Program, target: Target, prefix: str) -> 
     precision = dict(program.options).get("precision", "default")
     with compat.unset_fake_temporarily():
         imported = import_graph(gm, static=compat.static_inputs(gm))
-        return Part(imported, Compilation(target, precision).lower(imported.func), prefix)
+        return Part(imported, Compilation(target, TORCH, precision).lower(imported.func), prefix)
 
 
 def _run(part: Part, args: list[Any]) -> Any:
@@ -142,12 +144,13 @@ def build(programs: Sequence[Lowered], target: Target) -> None:
     kernels = [replace(k, name=p.prefix + k.name) for p in parts for k in generated(p.module)]
     stretches = [_renamed(s, p.prefix) for p, (_, found) in zip(parts, codes, strict=True)
                  for s in found]
-    launches = target.load(kernels, target.emit(kernels), stretches) if kernels or stretches else {}
+    device = device_of(target)
+    launches = device.load(kernels, target.emit(kernels), stretches) if kernels or stretches else {}
     for part, (code, _) in zip(parts, codes, strict=True):
         own = {name.removeprefix(part.prefix): x for name, x in launches.items()
                if name.startswith(part.prefix)}
-        libraries = {k.name: target.call(k) for k in part.module.kernels if is_library(k)}
-        made = Executable(code, target, TORCH, own, libraries, part.imported.constants)
+        libraries = {k.name: device.call(k) for k in part.module.kernels if is_library(k)}
+        made = Executable(code, device, TORCH, own, libraries, part.imported.constants)
         part.run = with_results(made.run, part.imported)
 
 

@@ -1,17 +1,16 @@
-"""What the host's code does with tensors."""
+"""Torch's tensors as the host's code has them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch._C._dynamo import guards
 from torch.utils._pytree import tree_leaves
 
 from rung.core.types import BF16, BOOL, F16, F32, F64, I8, I16, I32, I64, U8, DType
-from rung.program.ir import ERRORS
+from rung.program.externs import Native, Tensors, Texts
 
 
 def new_memory(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -19,11 +18,17 @@ def new_memory(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -
     return torch.empty_strided(size, stride, dtype=dtype, device="cpu")
 
 
+def memory(count: int) -> tuple[torch.Tensor, int]:
+    """So many bytes of undefined content on the host, and their address."""
+    made = torch.empty(count, dtype=torch.uint8, device="cpu")
+    return made, made.data_ptr()
+
+
 # Torch's own is private and takes a third of the time; both are blind to default devices.
 empty: Callable[..., torch.Tensor] = getattr(guards, "_empty_strided_cpu", new_memory)
 
 HOST_CALLS: dict[str, Callable[..., torch.Tensor]] = {"copy": torch.clone, "empty": new_memory}
-"""The calls that belong to no front end: a copy, and memory as it is."""
+"""The calls that every front end has: a copy, and memory as it is."""
 
 DTYPES: dict[DType, torch.dtype] = {dtype: getattr(torch, name) for name, dtype in (
     ("float64", F64), ("float32", F32), ("bfloat16", BF16), ("float16", F16), ("int64", I64),
@@ -110,38 +115,22 @@ def leaves(out: Any, count: int, op: str) -> list[Any]:
     return found
 
 
-@dataclass(frozen=True)
-class Site:
-    """What a check raises: the name of a class and eager's message, in which {} is the first
-    element at fault and {size} the check's upper limit. `node` is the call that is checked."""
-
-    error: str
-    message: str
-    node: str = ""
-
-    def fail(self, found: int, size: int, line: str) -> NoReturn:
-        text = self.message.replace("{}", str(found)).replace("{size}", str(size))
-        raise _noted(ERRORS[self.error](text), line)  # no name: the traceback has this frame
+def dtype_text(dtype: DType) -> str:
+    """An element type in Python; those that the IR does not compute with are called as torch's."""
+    return str(DTYPES.get(dtype) or getattr(torch, dtype.name))
 
 
-def _noted(error: Exception, line: str) -> Exception:
-    if line:
-        error.add_note(line)
-    return error
+def native() -> Native | None:
+    """How C reads tensors; None where this torch has no DLPack exchange API."""
+    exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    types = {dtype.name: theirs for dtype, theirs in DTYPES.items()}
+    return exchange and Native(exchange, (torch.Tensor, torch.nn.Parameter), types)
 
 
-def refusal(sites: Sequence[Site], lines: Mapping[str, str]) -> Callable[[int, int, int], None]:
-    """What raises the error of an error word: the number of a check, from 1, the element at fault
-    and the limit."""
-    def refuse(number: int, found: int, size: int) -> None:
-        if number:
-            site = sites[number - 1]
-            site.fail(found, size, lines.get(site.node, ""))
-    return refuse
-
-
-def check(value: torch.Tensor, low: int, high: int, error: str, message: str, line: str) -> None:
-    """Raise `error` unless low <= v < high for all elements."""
-    bad = value[(value < low) | (value >= high)]
-    if bad.numel():
-        Site(error, message).fail(int(bad[0]), high, line)
+TENSORS = Tensors(
+    Texts(dtype_text, "{0}.stride()", "{0}.is_contiguous()", "{0}.view({1})",
+          "{0}.as_strided({1}, {2})", "{0}.copy_({1})", "{0}.data_ptr()", "{0}.data",
+          # torch itself refuses to change a tensor of the inference mode outside of it
+          "if {0}.is_inference(): {0}[None][:0].zero_()"),
+    {"empty": empty, "fit": fit, "leaves": leaves, "bump": bump, "address": address,
+     "torch": torch}, memory, native)
