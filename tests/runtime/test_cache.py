@@ -24,7 +24,7 @@ from rung import entry
 from rung.core import store
 from rung.core.config import Settings
 from rung.frontends.torch import compat
-from rung.targets.cpu import build
+from rung.targets.cpu import build, machine
 
 SOURCE = "int answer(void) {{ return {}; }}\n"
 PATIENCE = 120  # seconds
@@ -44,7 +44,7 @@ def cache(tmp_path: Path, settings: Callable[..., None], monkeypatch: pytest.Mon
 
 
 def answer(number: int) -> int:
-    return int(ctypes.CDLL(str(build.build([SOURCE.format(number)], "cpu.base"))).answer())
+    return int(ctypes.CDLL(str(build.build([SOURCE.format(number)], machine.BASE))).answer())
 
 
 def leftovers(cache: Path) -> list[Path]:
@@ -92,8 +92,9 @@ def test_a_killed_process_leaves_no_entry(cache: Path, tmp_path: Path,
     cc.chmod(0o700)
     settings(cache_dir=cache, cc=str(cc))
     build.version()  # before it is slow
-    code = f"from rung.targets.cpu import build; build._version = lambda c: {build.version()!r}\n" \
-           f"build.build([{SOURCE.format(7)!r}], 'cpu.base')"
+    code = "from rung.targets.cpu import build, machine\n" \
+           f"build._version = lambda c: {build.version()!r}\n" \
+           f"build.build([{SOURCE.format(7)!r}], machine.BASE)"
     slow.touch()
     run = subprocess.Popen([sys.executable, "-c", code], start_new_session=True, env={
         **os.environ, "RUNG_CACHE_DIR": str(cache), "RUNG_CC": str(cc)})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,11 +15,12 @@ from rung.core.machine import Machine
 from rung.core.op import Func
 from rung.core.parse import parse_module
 from rung.core.types import dtype_of
+from rung.frontends.torch.tensors import DTYPES
 from rung.loop import ir as loop
-from rung.runtime.tensors import DTYPES
 from rung.targets.cpu import machine as cpu
 from rung.targets.cpu.atoms import ATOMS, EXTENSIONS
-from rung.targets.cpu.target import Cpu, knows, target
+from rung.targets.cpu.target import candidates, knows, target
+from rung.targets.device import device
 from rung.tile import legality
 from rung.tile.choose import choose
 from rung.tile.mapping import parse_mapping
@@ -78,8 +80,8 @@ def tensors(func: Func, sizes: dict[str, int]) -> list[torch.Tensor]:
 
 def run(lowered: Func, machine: Machine, args: Sequence[torch.Tensor], sizes: dict[str, int]
         ) -> None:
-    on = Cpu(machine.name, machine)
-    launch = on.load([lowered], on.emit([lowered]))[lowered.name]
+    on = replace(target(machine.name), machine=machine)
+    launch = device(on).load([lowered], on.emit([lowered]))[lowered.name]
     launch(*(ctypes.c_void_p(t.data_ptr()) for t in args),
            *(ctypes.c_long(sizes[s]) for s in sorted(sizes)))
 
@@ -116,7 +118,7 @@ def test_an_instruction_is_chosen_for_its_types_by_price(atom: str, swapped: boo
     found = deep(ALL, fold, made_by(func))
     assert found and found.atom.name == atom and deep(cpu.AVX512, fold, made_by(func)) is None
     for machine, used in ((ALL, [atom]), (cpu.AVX512, [])):
-        chosen = choose(func, machine, Cpu(machine.name, machine).candidates)
+        chosen = choose(func, machine, candidates)
         mapping = chosen.kernel.attr("mapping")
         assert [u.atom for u in mapping.uses] == used
         assert parse_mapping(str(mapping)) == mapping
