@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from time import perf_counter
 
 from rung.core import trace
 from rung.core.config import Settings
 from rung.core.cost import bound
-from rung.core.errors import LoweringError, MappingError, RungError
+from rung.core.errors import LoweringError, RungError
 from rung.core.key import structural_key
 from rung.core.machine import Machine
 from rung.core.op import Effect, Func, Vocabulary, walk
@@ -59,6 +58,7 @@ class Context:
     mappings: Mapping[str, TileMapping] = field(default_factory=dict)
     careful: bool = False  # no more folds in a kernel than its parts have
     choices: dict[str, Choice] = field(default_factory=dict, compare=False)
+    seconds: dict[Func, float | None] = field(default_factory=dict, compare=False)
     lowered: dict[Func, Func] = field(default_factory=dict, compare=False)
 
     @property
@@ -71,10 +71,22 @@ class Context:
         return [x for x in self.target.libraries
                 if x.atom.name.partition(".")[0] in self.externs.libraries]
 
-    def price(self, kernel: Func) -> float:
-        """Modelled seconds of a kernel, by our code or a library's."""
-        fine = PENALTY * max(len(loop_ir.folds(kernel)) - 1, 0) if self.careful else 0.0
-        return fine + choose.estimate(kernel, self.machine, self.libraries, self.hints)
+    def bound(self, kernel: Func) -> float:
+        """The least seconds that a kernel can take, before anything is known of its mapping."""
+        return self._fine(kernel) + bound(kernel, self.machine, self.hints).seconds
+
+    def settled(self, kernel: Func) -> float | None:
+        """Seconds of a kernel as it will be mapped; None where it has no mapping."""
+        if kernel not in self.seconds:
+            late = loop_simplify.simplify(kernel, self.precision)
+            self.seconds[kernel] = choose.seconds(
+                normalize.merge_axes(_merge(late, self)), self.machine, self.target.candidates,
+                self.hints, self.libraries)
+        found = self.seconds[kernel]
+        return None if found is None else found + self._fine(kernel)
+
+    def _fine(self, kernel: Func) -> float:
+        return PENALTY * max(len(loop_ir.folds(kernel)) - 1, 0) if self.careful else 0.0
 
 
 @dataclass(frozen=True)
@@ -146,15 +158,6 @@ def _choice(kernel: Func, context: Context) -> Choice:
     return context.choices[key]
 
 
-def _settled(kernel: Func, context: Context) -> float | None:
-    """Seconds of a kernel as it will be mapped; None where it has no mapping."""
-    late = loop_simplify.simplify(kernel, context.precision)
-    try:
-        return _choice(normalize.merge_axes(_merge(late, context)), context).price.seconds
-    except MappingError:
-        return None
-
-
 def _mapped(kernel: Func, context: Context) -> Func:
     choice = _choice(kernel, context)
     if choice.lowered:
@@ -195,10 +198,10 @@ PASSES = (
          "last of the rung: below it no extent is 0, but in a kernel that stores nothing"),
     Pass("loop", "to_loop", lambda m, _: to_loop.to_loop(*m.programs), "reassociates",
          "one kernel an op, so that fusion alone decides what a kernel is"),
-    Pass("loop", "fuse", lambda m, c: fuse.fuse(m, c.price), "exact",
+    Pass("loop", "fuse", lambda m, c: fuse.fuse(m, c.bound, c.settled), "exact",
          "on the smallest kernels, whose prices are simple"),
     Pass("loop", "siblings", lambda m, c: siblings.join_siblings(
-        m, c.price, partial(_settled, context=c)), "exact",
+        m, c.bound, c.settled), "exact",
          "after fusion, which brings what several kernels read into each of them"),
     Pass("loop", "inline_applies", lambda m, _: outline.inline_applies(m), "exact",
          "after the costliest passes; memory is planned over the whole program"),

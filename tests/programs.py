@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from rung.core.cost import bound
 from rung.core.expr import is_size
 from rung.core.machine import Machine, Rates, Space
 from rung.core.op import Func
@@ -21,6 +22,11 @@ from rung.tools.fuzz.tensors import Prog, size
 
 CPU = Machine("test", (), (Space("dram", 1 << 34, 37e9), Space("l3", 32 << 20, 117e9)),
               Rates(37e9, 117e9, {"f32": 272e9, "bf16": 498e9}, 1e-6), 16, 32, cores=2)
+
+
+def price(kernel: Func) -> float:
+    """Seconds of a kernel on `CPU`, for the passes that compare prices."""
+    return bound(kernel, CPU).seconds
 
 
 def draw(program: Func, sizes: dict[str, int] | None = None, seed: int = 0,

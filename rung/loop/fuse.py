@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from heapq import heappop, heappush
 from itertools import count
-from math import prod
+from math import inf, prod
 from typing import TypeAlias
 
 from rung.core import origins, trace
@@ -42,7 +42,8 @@ from rung.loop.splice import Piece, splice
 from rung.program.ir import Module
 
 Reason: TypeAlias = str
-Price = Callable[[Func], float]  # seconds of a kernel
+Price = Callable[[Func], float]  # seconds of a kernel, at least
+Settle = Callable[[Func], float | None]  # seconds as it will be mapped; None: it has no mapping
 MAX_AXES, MAX_CONTRACTIONS, MAX_READERS = 7, 2, 3
 MAX_OPS = 128  # of a kernel: a longer one saves little traffic, and growing it takes square time
 MAX_DIVISIONS = 16  # of an index: simplifying a longer one takes exponential time
@@ -196,9 +197,10 @@ class _Fusion(Graph):
     others are priced when nothing else is left (rank 3) and then done by gain (rank 4).
     """
 
-    def __init__(self, program: Func, kernels: dict[str, Func], price: Price, memo: Memo):
+    def __init__(self, program: Func, kernels: dict[str, Func], price: Price, settle: Settle,
+                 memo: Memo):
         super().__init__(program.body.ops, kernels)
-        self.name, self.price, self.memo = program.name, price, memo
+        self.name, self.price, self.settle, self.memo = program.name, price, settle, memo
         self.serial = count()
         self.heap: list[tuple[int, float, int, int, Plan | None]] = []
         self.tried: dict[tuple[object, ...], Piece | None] = {}
@@ -214,7 +216,7 @@ class _Fusion(Graph):
                 continue
             elif plan.mode == "keep" and self.late(n, *plan.consumers):
                 self.push(3, n)  # other steps have come between the two
-            else:
+            elif self.pays(plan):
                 self.apply(plan)
         return self.ordered()
 
@@ -247,10 +249,10 @@ class _Fusion(Graph):
         plan = max(found, key=lambda p: p.gain, default=None)
         if plan is None or plan.gain <= 0:
             return
-        if rank < 3:
-            self.apply(plan)
-        else:
+        if rank == 3:
             self.push(4, n, plan)
+        elif self.pays(plan):
+            self.apply(plan)
 
     def steps(self, n: int, users: list[int], inside: list[int]) -> list[Plan]:
         if len(users) == 1:
@@ -285,6 +287,21 @@ class _Fusion(Graph):
             trace.emit("priced", "fuse", f"{producer.func.name} {mode} {olds[0].func.name}",
                        f"{before * 1e6:.2f} -> {after * 1e6:.2f} us")
         return [Plan(mode, n, tuple(consumers), (producer, *olds), tuple(fused), before - after)]
+
+    def pays(self, plan: Plan) -> bool:
+        """Whether a step around a fold still gains as its kernels will be mapped. Bounds know no
+        schedule: under one, a fold may run again in each of its readers, or its input be read
+        across the order of memory, and a contraction alone may be a library's."""
+        if not any(folds(p.func) for p in plan.olds):
+            return True
+        before, after = (sum(inf if x is None else x for x in map(self.settle, (
+            p.func for p in pieces))) for pieces in (plan.olds, plan.fused))
+        if after > before:
+            trace.emit("declined", "fuse", f"{plan.olds[0].func.name} {plan.mode} "
+                       f"{plan.olds[1].func.name}", f"{before * 1e6:.2f} us apart, "
+                       f"{after * 1e6:.2f} us together, as mapped",
+                       values=plan.olds[0].results, program=self.name)
+        return after <= before
 
     def fused(self, mode: str, n: int, c: int) -> Piece | None:
         """The fused piece, or None with the reason in the trace."""
@@ -356,9 +373,9 @@ def _fewer(fused: Func, consumer: Func) -> Reason | None:
 
 # --- the pass
 
-def fuse(module: Module, price: Price) -> Module:
+def fuse(module: Module, price: Price, settle: Settle) -> Module:
     """The module with kernels fused wherever that lowers the sum of prices."""
     kernels = {k.name: k for k in module.kernels}
     price, memo = cache(price), Memo()
-    return called(module.programs, [_Fusion(program, kernels, price, memo).run()
+    return called(module.programs, [_Fusion(program, kernels, price, settle, memo).run()
                                     for program in module.programs])

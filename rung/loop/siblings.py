@@ -10,7 +10,7 @@ into each projection that reads it: the joined kernel computes it once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, reduce
 from itertools import islice
@@ -23,14 +23,13 @@ from rung.core.op import Func, Names, Op, Value
 from rung.core.ops import Sub
 from rung.core.rewrite import renamed
 from rung.loop.emit import Copier, Declined, Emitter
-from rung.loop.fuse import MAX_AXES, Price, Reason
+from rung.loop.fuse import MAX_AXES, Price, Reason, Settle
 from rung.loop.graph import Graph, Memo, called, sort
 from rung.loop.ir import Load, Store, contractions, extents_of, folds, reductions
 from rung.loop.normalize import by_stride
 from rung.loop.splice import Piece
 from rung.program.ir import Check, Module
 
-Settle = Callable[[Func], float | None]  # seconds under a real mapping, if there is one
 Digit = tuple[str, str, Expr]  # its axis in the one kernel and in the other ("": none), its extent
 MAX_PARTNERS = 8  # readers of the same values that one kernel is tried with
 MAX_CONTRACTIONS = 4
@@ -282,6 +281,6 @@ class _Siblings(Graph):
 def join_siblings(module: Module, price: Price, settle: Settle) -> Module:
     """The module with kernels that read the same values joined where that lowers the price."""
     kernels = {k.name: k for k in module.kernels}
-    price, settle, memo = cache(price), cache(settle), Memo()
+    price, memo = cache(price), Memo()
     return called(module.programs, [_Siblings(p.body.ops, kernels, price, settle, memo).run()
                                     for p in module.programs])

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from rung.core import origins
 from rung.core.errors import LoweringError
-from rung.core.expr import ZERO, Expr, is_size, sym
+from rung.core.expr import ZERO, Expr, FloorDiv, Mod, atoms, is_size, sym
 from rung.core.op import Builder, Func, Names, Op, Value, attributes, hashable
 from rung.core.ops import Cast, Const, IndexValue, Map, Sub
 from rung.core.rewrite import dead_code
@@ -191,6 +191,18 @@ class _Maker:
         found = self.load(value, subs)
         if all(axis is ZERO or str(axis) in axes_of(found.type) for axis in over):
             return found
+        return self.read(value, subs)
+
+    def multiplied(self, value: Value, subs: Sequence[Expr]) -> Value:
+        """An element of a contraction's operand. What moves the elements into another order stays a
+        kernel of its own, which `fuse` may put here: libraries want plain operands."""
+        made = self.made.get(value)
+        moves = isinstance(made, Index) and any(
+            isinstance(a, FloorDiv | Mod) for e in made.subs for a in atoms(e))
+        return self.read(value, subs) if moves else self.load(value, subs)
+
+    def read(self, value: Value, subs: Sequence[Sub]) -> Value:
+        """An element of a tensor as it is in memory."""
         return self.one(loop.Load(self.param(value), tuple(subs)), "t")
 
     def through(self, value: Value, subs: Sequence[Sub], mask: Grid,
@@ -278,9 +290,11 @@ def _contract(m: _Maker, op: Contract) -> None:
     names = [*op.out_axes, *(a for a in sizes if a not in op.out_axes)]
     at = dict(zip(names, m.grid([sizes[a] for a in names]), strict=True))
     gone = [at[x] for x in names[len(op.out_axes):] if at[x] is not ZERO]
-    a = m.load(op.a, [at[x] for x in op.a_axes])
-    b = m.varying(op.b, [at[x] for x in op.b_axes],
-                  [axis for axis in gone if str(axis) not in axes_of(a.type)])
+    a = m.multiplied(op.a, [at[x] for x in op.a_axes])
+    b = m.multiplied(op.b, [at[x] for x in op.b_axes])
+    missing = [axis for axis in gone if str(axis) not in (*axes_of(a.type), *axes_of(b.type))]
+    if missing:
+        b = m.read(op.b, [at[x] for x in op.b_axes])
     inner = [x for x in op.out_axes if at[x] is not ZERO][-1:]
     if SCALARS[op.product].commutative and set(inner) <= set(op.a_axes) - set(op.b_axes):
         a, b = b, a  # the second operand is the one that varies over the last axis

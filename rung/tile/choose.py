@@ -5,27 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain, islice
-from math import inf, prod
 
 from rung.core import trace
-from rung.core.cost import bound
-from rung.core.errors import LoweringError, MappingError
+from rung.core.errors import LoweringError, MappingError, RungError
 from rung.core.machine import SEQ, UNROLL, VECTOR, Machine
-from rung.core.op import Func, Op, Value
-from rung.core.ops import Cast, Map
-from rung.core.scalar import SCALARS
-from rung.core.types import F32, axes_of, dtype_of
+from rung.core.op import Func
+from rung.core.types import axes_of
 from rung.loop import ir as loop
 from rung.tile import legality
 from rung.tile import mapping as tile
 from rung.tile.complete import with_values
-from rung.tile.match import Call, Library, call_of, deep
-from rung.tile.price import Price, known, price
+from rung.tile.match import Call, Library, call_of
+from rung.tile.price import Price, price
 from rung.tile.to_kernel import to_kernel
+from rung.tile.tree import Tree
 
 Candidates = Callable[[Func, Machine, Mapping[str, int]], Iterable[tile.Mapping]]
-COSTLY = 8.0  # operations that the moves of a packed element do not hide
-ROWS = 8  # rows from which a contraction is bound by arithmetic
 MORE = 8  # how many are reordered and completed with places where none of those lowers
 TRIED = 12  # how many of the cheapest candidates are lowered before giving up
 
@@ -46,29 +41,54 @@ def choose(kernel: Func, machine: Machine, candidates: Candidates,
 
     Raises MappingError with the reasons if no candidate lowers.
     """
-    sizes = hints or {}
+    sizes, reasons = hints or {}, list[str]()
     called = by_library(kernel, machine, libraries, sizes)
+    for cost, m, tree in _legal(kernel, machine, candidates, sizes, reasons):
+        if called and called.price.seconds < cost.seconds:
+            return called
+        mapped = kernel.with_attr("mapping", m)
+        try:
+            return Choice(mapped, to_kernel(mapped, machine, tree), cost)
+        except (MappingError, LoweringError) as error:
+            reasons.append(_refused(kernel, m, error))
+    if called:
+        return called
+    detail = "; ".join(dict.fromkeys(reasons)) or "no candidates"
+    raise MappingError(f"{kernel.name} has no mapping on {machine.name}: {detail}")
+
+
+def seconds(kernel: Func, machine: Machine, candidates: Candidates, hints: Mapping[str, int],
+            libraries: Iterable[Library]) -> float | None:
+    """The price of what `choose` would choose, as far as is known without lowering it; None where
+    no candidate is legal."""
+    called = by_library(kernel, machine, libraries, hints)
+    costs = [called.price] if called else []
+    costs += [cost for cost, *_ in islice(_legal(kernel, machine, candidates, hints, []), 1)]
+    return min((cost.seconds for cost in costs), default=None)
+
+
+def _legal(kernel: Func, machine: Machine, candidates: Candidates, sizes: Mapping[str, int],
+           reasons: list[str]) -> Iterator[tuple[Price, tile.Mapping, Tree]]:
+    """The legal ones of the cheapest candidates, cheapest first, then of those completed with
+    places; why the others are not goes to `reasons`."""
     priced = sorted(((price(kernel, m, machine, sizes), n, m) for n, m in
                      enumerate(candidates(kernel, machine, sizes))), key=lambda x: x[0].seconds)
     if trace.active():
         for cost, _, m in priced[:4]:
             trace.emit("priced", "choose", kernel.name, f"{cost}\n{m}")
-    reasons = []
-    if called and (not priced or called.price.seconds < priced[0][0].seconds):
-        return called
     tried = [(cost, m) for cost, _, m in priced[:TRIED]]
     for cost, m in chain(tried, _completed(kernel, machine, [m for _, _, m in priced], sizes)):
-        mapped = kernel.with_attr("mapping", m)
         try:
             tree = legality.check(kernel, m, machine)
-            return Choice(mapped, to_kernel(mapped, machine, tree), cost)
         except (MappingError, LoweringError) as error:
-            reasons.append(str(error))
-            trace.emit("declined", "choose", kernel.name, f"{error}\n{m}")
-    if called:
-        return called
-    detail = "; ".join(dict.fromkeys(reasons)) or "no candidates"
-    raise MappingError(f"{kernel.name} has no mapping on {machine.name}: {detail}")
+            reasons.append(_refused(kernel, m, error))
+            continue
+        yield cost, m, tree
+
+
+def _refused(kernel: Func, mapping: tile.Mapping, error: RungError) -> str:
+    trace.emit("declined", "choose", kernel.name, f"{error}\n{mapping}")
+    return str(error)
 
 
 def _completed(kernel: Func, machine: Machine, mappings: Iterable[tile.Mapping],
@@ -90,65 +110,6 @@ def _reordered(kernel: Func, machine: Machine, mapping: tile.Mapping) -> Iterato
     for op in loop.reductions(kernel):
         first = axes_of(op.results[0].type)
         yield replace(mapping, axes=tuple(sorted(lines, key=lambda x: x.axis not in first)))
-
-
-def estimate(kernel: Func, machine: Machine, libraries: Iterable[Library],
-             hints: Mapping[str, int]) -> float:
-    """Seconds before any mapping is known: what fusion compares. A library call counts at its own
-    price, so that fusing into a matmul must gain more than leaving the library loses."""
-    own = bound(kernel, machine, hints).seconds
-    if loop.contractions(kernel):
-        own = max(own, _contracting(kernel, machine, hints))
-        called = by_library(kernel, machine, libraries, hints)
-        return min(own, called.price.seconds) if called else own
-    return own
-
-
-def _contracting(kernel: Func, machine: Machine, hints: Mapping[str, int]) -> float:
-    """Seconds that our own register tiles need for the contractions of a kernel with many rows.
-
-    Shares of the FMA peak as measured: with lanes along a free axis, or along the reduced one.
-    What an operand costs is paid element by element, as its panels are packed.
-    """
-    sizes = {a: max(1, known(e, hints)) for a, e in loop.extents_of(kernel).items()}
-    total = 0.0
-    for op in loop.contractions(kernel):
-        free = sorted((sizes[a] for a in op.nest if a != op.axis), reverse=True)
-        if len(free) < 2 or free[1] < ROWS:
-            continue  # bound by memory
-        made = {r: x for x in kernel.body.ops for r in x.results}
-        loads = [x for v in op.args for x in _loads(v, made)]
-        along = any(loop.stride(x, a) == 1 for x in loads for a in x.nest if a != op.axis)
-        share = (0.7 if along else 0.45) * (0.6 if any(
-            dtype_of(x.buf.type) != F32 for x in loads) else 1.0)
-        if found := deep(machine, op, made):
-            share = 0.7 * machine.rates.flops[found.atom.rate] / machine.rates.flops["f32"]
-        total += 2.0 * prod(sizes[a] for a in op.nest) / share
-        for value, other in (op.args, op.args[::-1]):
-            axes = axes_of(value.type)
-            rows = prod(sizes[a] for a in axes if a not in axes_of(other.type))
-            slots = _work(value, made, frozenset(axes))
-            if slots >= COSTLY and rows >= ROWS:
-                total += 2.0 * machine.lanes * slots * prod(sizes[a] for a in axes)
-    return total / (machine.rates.flops["f32"] * machine.cores)
-
-
-def _loads(value: Value, made: Mapping[Value, Op]) -> list[loop.Load]:
-    op = made.get(value)
-    if isinstance(op, loop.Load):
-        return [op]
-    return [x for v in op.operands() for x in _loads(v, made)] if isinstance(op, Map | Cast) else []
-
-
-def _work(value: Value, made: Mapping[Value, Op], axes: frozenset[str]) -> float:
-    """Operations for each element of an operand; none where another contraction makes it."""
-    op = made.get(value)
-    if isinstance(op, loop.Fold) and op.product:
-        return -inf
-    if not isinstance(op, Map | Cast) or frozenset(axes_of(value.type)) != axes:
-        return 0.0
-    own = max(1.0, SCALARS[op.fn].cost) if isinstance(op, Map) else 1.0
-    return own + sum(_work(v, made, axes) for v in dict.fromkeys(op.operands()))
 
 
 def by_library(kernel: Func, machine: Machine, libraries: Iterable[Library],

@@ -205,8 +205,7 @@ class _Pricing:
             return count / _speed(op, self.tree.mapping, self.nest.machine) + self._kept(op)
         if isinstance(op, loop.Fold):
             return count * (1.0 if len(op.results) == 1 else 30.0) + self._kept(op)
-        brought = self._leaf(op) if isinstance(op, loop.Load) else 0.0
-        return count * 0.7 + brought  # a placed value's store
+        return self._leaf(op) + count * 0.7  # a placed value, and its store
 
     def _kept(self, op: loop.Fold) -> float:
         """Cost of a state that waits in an array from step to step: where loops over free axes

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import models
 import pytest
-from programs import CPU, Prog, check, draw, size
+from programs import Prog, check, draw, price, size
 
 from rung.core import trace
-from rung.core.cost import bound
 from rung.core.op import Func, Value
 from rung.core.parse import parse_module
 from rung.core.types import I64
@@ -23,12 +22,8 @@ from rung.program.ir import Call, Module
 from rung.tensor.to_loop import to_loop
 
 
-def price(kernel: Func) -> float:
-    return bound(kernel, CPU).seconds
-
-
 def fused(program: Func) -> Module:
-    return canonical(fuse(to_loop(program), price))
+    return canonical(fuse(to_loop(program), price, price))
 
 
 def kernels(program: Func) -> list[str]:
@@ -51,7 +46,7 @@ def test_equal_kernels_are_fused_once(blocks: int, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(fuse_module, "splice", lambda a, b, kept: (
         spliced.append(a.func.name), real(a, b, kept))[1])
     before = to_loop(program)
-    after = fuse(before, price)
+    after = fuse(before, price, price)
     assert len(before.kernels) == 2 and len(spliced) == 1 and len(after.kernels) == 1
     assert len(after.main.body.ops) == blocks + 1
     check(before, after, draw(program))
@@ -63,7 +58,7 @@ def test_what_does_not_change_is_not_copied() -> None:
     x, y = p.param("x", 8, 16), p.param("y", 8, 16)
     program = p.done(p.map("mul", p.map("exp", x), y))
     before = to_loop(program)
-    (after,) = fuse(before, price).kernels
+    (after,) = fuse(before, price, price).kernels
     old = {op for k in before.kernels for op in k.body.ops}
     assert [op for op in after.body.ops if op in old]
     assert len(after.body.ops) == len(set(after.body.ops)) == 5
@@ -290,7 +285,7 @@ SAME = [*ONE[:8], models.mlp(), models.rotate(), models.transformer(2), models.m
 @pytest.mark.parametrize("program", SAME, ids=lambda p: p.name)
 def test_fusion_keeps_the_meaning(program: Func) -> None:
     before, inputs = to_loop(program), draw(program, ints=15)
-    after = fuse(before, price)
+    after = fuse(before, price, price)
     for kernel in canonical(after).kernels:
         verify(kernel, loop.VOCABULARY, loop.verify_kernel)
     check(before, after, inputs, exact=False)

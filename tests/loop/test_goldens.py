@@ -8,9 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from programs import CPU, check, draw
+from programs import check, draw, price
 
-from rung.core.cost import bound
 from rung.core.parse import parse_module
 from rung.loop import ir as loop
 from rung.loop.canonical import canonical
@@ -25,7 +24,7 @@ KINDS = {v.kind: v for v in (program.VOCABULARY, loop.VOCABULARY)}
 
 def fused(text: str) -> tuple[Module, Module]:
     (func,) = parse_module(text, KINDS)
-    made = canonical(fuse(to_loop(func), lambda k: bound(k, CPU).seconds))
+    made = canonical(fuse(to_loop(func), price, price))
     return Module((func,)), made
 
 

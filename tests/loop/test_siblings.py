@@ -6,10 +6,9 @@ from itertools import pairwise
 
 import models
 import pytest
-from programs import CPU, Prog, check, draw, size
+from programs import Prog, check, draw, price, size
 
 from rung.core import trace
-from rung.core.cost import bound
 from rung.core.op import Func, Value
 from rung.core.types import I64
 from rung.core.verify import verify
@@ -21,12 +20,8 @@ from rung.program.ir import Check, KernelCall, Module
 from rung.tensor.to_loop import to_loop
 
 
-def price(kernel: Func) -> float:
-    return bound(kernel, CPU).seconds
-
-
 def joined(program: Func) -> Module:
-    return canonical(join_siblings(fuse(to_loop(program), price), price, price))
+    return canonical(join_siblings(fuse(to_loop(program), price, price), price, price))
 
 
 def outputs(program: Func) -> list[int]:
@@ -103,7 +98,7 @@ def launches(module: Module) -> int:
                          ids=lambda f: f.__name__)
 def test_joined_kernels_keep_the_meaning(make: object) -> None:
     program = make()  # type: ignore[operator]
-    before = fuse(to_loop(program), price)
+    before = fuse(to_loop(program), price, price)
     after = joined(program)
     assert launches(after) < launches(before)
     for kernel in after.kernels:
@@ -113,7 +108,7 @@ def test_joined_kernels_keep_the_meaning(make: object) -> None:
 
 def test_a_transformer_layer_keeps_its_meaning() -> None:
     program = models.transformer(2)
-    before = fuse(to_loop(program), price)
+    before = fuse(to_loop(program), price, price)
     assert len(joined(program).kernels) == len(canonical(before).kernels) - 2
     check(before, joined(program), draw(program, ints=16), exact=False)
 
@@ -193,7 +188,7 @@ def test_what_a_check_waits_for_stays_apart() -> None:
 
 def test_a_kernel_without_a_mapping_stays_apart() -> None:
     program = projections(64, 64)
-    module = fuse(to_loop(program), price)
+    module = fuse(to_loop(program), price, price)
 
     def settle(kernel: Func) -> float | None:
         return None if len(kernel.outs) > 1 else 1.0

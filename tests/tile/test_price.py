@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import inf
 
 import pytest
 
@@ -15,7 +16,7 @@ from rung.targets.base import target
 from rung.targets.cpu.libraries import LIBRARIES
 from rung.targets.cpu.machine import ASLEEP, AVX512
 from rung.tile.candidates_cpu import candidates
-from rung.tile.choose import choose, estimate
+from rung.tile.choose import choose, seconds
 from rung.tile.mapping import parse_mapping
 from rung.tile.match import call_of
 from rung.tile.price import price
@@ -72,7 +73,7 @@ def test_costly_functions_are_materialised_before_a_matmul_and_cheap_ones_are_no
         made = f"  v = {of_x} : f32 over i,k\n"
         map_ = f"kernel map(x: f32[{size},{size}]) -> y: f32[{size},{size}]\n{made}  y[i,k] = v\n"
         apart = [map_, mm % ("", "x[i,k]")]
-        whole, *parts = (estimate(kernel(text), machine, LIBRARIES, {})
+        whole, *parts = (seconds(kernel(text), machine, candidates, {}, LIBRARIES) or inf
                          for text in (mm % (made, "v"), *apart))
         return sum(parts) - whole
     assert gain("x[i,k] + 1.0", 512) > 0

@@ -257,7 +257,7 @@ def passes(tidy: Func, rng: random.Random) -> Iterator[tuple[str, Module]]:
         return Module(module.programs, tuple(map(change, module.kernels)))
 
     yield "to_loop", (module := to_loop(tidy))
-    yield "fuse", (module := fuse(module, price))
+    yield "fuse", (module := fuse(module, price, price))
     yield "siblings", (module := join_siblings(module, price, price))
     yield "simplify", (module := kernels(lambda k: simplify_kernel(k, "eager"), module))
     yield "views", (module := views(module))
