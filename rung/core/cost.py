@@ -48,6 +48,13 @@ _memo: WeakKeyDictionary[Func, dict[tuple[str, HintKey], Bound]] = WeakKeyDictio
 HintKey = tuple[tuple[str, int], ...]
 
 
+def known(size: Expr, hints: Mapping[str, int]) -> int:
+    """A size as a number: its symbols are `hints`, or 512."""
+    if size.const_value is not None:
+        return size.const_value
+    return int(size.evaluate({s: hints.get(s, HINT) for s in size.symbols()}))
+
+
 def bound(kernel: Func, machine: Machine, hints: Mapping[str, int] | None = None) -> Bound:
     """The least time that `kernel` can take; symbolic sizes are `hints` or 512."""
     key = machine.name, tuple(sorted((hints or {}).items()))
@@ -63,7 +70,7 @@ class _Count:
     def __init__(self, kernel: Func, machine: Machine, hints: Mapping[str, int]):
         self.kernel, self.machine, self.hints = kernel, machine, hints
         axes = kernel.attr("axes")
-        self.extents = {a: self.number(e) for a, e in axes.extents}
+        self.extents = {a: known(e, hints) for a, e in axes.extents}
         self.ops = kernel.body.ops
         self.made = {r: op for op in self.ops for r in op.results}
         self.folds = [op for op in self.ops if isinstance(op, FoldBase)]
@@ -71,11 +78,6 @@ class _Count:
         self.serial = _serial(self.ops)
         self.stores = [op for op in self.ops if isinstance(op, StoreBase)]
         self.repeats = self._repeats()
-
-    def number(self, e: Expr) -> int:
-        if e.const_value is not None:
-            return e.const_value
-        return int(e.evaluate({s: self.hints.get(s, HINT) for s in e.symbols()}))
 
     def points(self, axes: Iterable[str]) -> int:
         return prod(self.extents[a] for a in axes)
@@ -139,7 +141,7 @@ class _Count:
         memory = cache = 0.0
         for (buf, _), count in touched.items():
             assert isinstance(buf.type, TensorType)
-            size = prod(map(self.number, buf.type.shape))
+            size = prod(known(n, self.hints) for n in buf.type.shape)
             n = min(count, size) * buf.type.dtype.bytes
             if size * buf.type.dtype.bytes * 2 > limit:
                 memory += n

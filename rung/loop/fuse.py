@@ -20,7 +20,7 @@ from math import inf, prod
 from typing import TypeAlias
 
 from rung.core import origins, trace
-from rung.core.cost import HINT, behind
+from rung.core.cost import behind, known
 from rung.core.expr import ONE, Expr
 from rung.core.op import Func, Op, Value
 from rung.core.ops import Const
@@ -153,7 +153,7 @@ def work(func: Func) -> int:
     extents = extents_of(func)
     nests = [op.nest for op in contractions(func)]
     sizes = [prod((extents[a] for a in nest), start=Expr.of(1)) for nest in nests]
-    return sum(int(n.evaluate(dict.fromkeys(n.symbols(), HINT))) for n in sizes)
+    return sum(known(n, {}) for n in sizes)
 
 
 def fits_kept(fused: Func, kept: Iterable[Value]) -> Reason | None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 
+from rung.core.cost import known
 from rung.core.layout import Panel
 from rung.core.machine import Machine
 from rung.core.op import Func, Value, uses
@@ -20,7 +21,6 @@ from rung.loop import ir as loop
 from rung.tile.legality import is_legal
 from rung.tile.mapping import AxisLine, Carry, Place
 from rung.tile.mapping import Mapping as TileMapping
-from rung.tile.price import known
 from rung.tile.stmt import facts_of
 
 # Register tiles (rows, vectors): for 32 and 16 registers, and where the reduced axis is vectorised.

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil, inf, prod
 
+from rung.core.cost import known
 from rung.core.expr import Expr
 from rung.core.machine import GRID, THREAD, UNROLL, VECTOR, Machine
 from rung.core.op import Func, Op, Value
@@ -34,7 +35,6 @@ LATENCY = 8.0  # vector operations that could start while one result is awaited
 TURN = 16.0  # the same, for a vector that is transposed in registers on its way to a panel
 LOOP = 2.0  # what one more step of a loop costs, in vector operations
 PAGE = 3072  # bytes; a walk of longer steps misses the TLB and the prefetcher each time
-DEFAULT_SIZE = 64  # what a symbolic size is taken to be without a hint
 
 
 @dataclass(frozen=True)
@@ -287,10 +287,3 @@ def _speed(op: loop.Fold, mapping: tile.Mapping, machine: Machine) -> float:
     used = next((u.atom for u in mapping.uses if u.contraction == op.result.name), "")
     atom, flops = machine.atom(used), machine.rates.flops
     return flops[atom.rate] / flops["f32"] if atom else 1.0
-
-
-def known(expr: Expr, hints: Mapping[str, int]) -> int:
-    """A size as a number, with hints or the default for its symbols."""
-    if expr.const_value is not None:
-        return expr.const_value
-    return int(expr.evaluate({s: hints.get(s, DEFAULT_SIZE) for s in expr.symbols()}))

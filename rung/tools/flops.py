@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry
 
-from rung.core.cost import HINT, bound
+from rung.core.cost import HINT, bound, known
 from rung.core.expr import Expr
 from rung.core.machine import Machine
 from rung.core.op import Block, Func, Op, Value
@@ -42,18 +42,13 @@ class Flops:
     uncounted: tuple[str, ...] = ()
 
 
-def number(size: Expr, hints: Sizes) -> int:
-    """A size with its symbols at their hints."""
-    return int(size.evaluate({s: hints.get(s, HINT) for s in size.symbols()}))
-
-
 def flops(module: Module, hints: Sizes) -> Flops:
     """The FLOPs of a module on the rung `tensor` (or `program`), outlined layers included."""
     total, unknown = 0, dict[str, None]()
     for op in _ops(module, module.main.body):
         match op:
             case Contract():
-                total += 2 * prod(number(n, hints) for n in op.sizes().values())
+                total += 2 * prod(known(n, hints) for n in op.sizes().values())
             case Call() if not is_free(op):
                 found = flops_of_call(op, hints)
                 total += found or 0
@@ -96,8 +91,8 @@ def _by_formula(call: Call, formula: Callable[..., int], hints: Sizes) -> int:
     """torch's own count, on tensors without memory."""
     def meta(value: Value) -> Any:
         if not isinstance(value.type, TensorType):
-            return number(Expr.of(value.name), hints)
-        shape = [number(n, hints) for n in value.type.shape]
+            return known(Expr.of(value.name), hints)
+        shape = [known(n, hints) for n in value.type.shape]
         return torch.empty(shape, dtype=DTYPES.get(value.type.dtype), device="meta")
 
     sizes = {s: hints.get(s, HINT) for _, a in call.args if isinstance(a, Expr)
@@ -146,7 +141,7 @@ def size_of(value: Value, hints: Sizes) -> int:
         return 0
     kind = value.type
     repeated = [s.const_value == 0 for s in kind.strides or [Expr.of(1)] * len(kind.shape)]
-    return kind.dtype.bytes * prod(1 if again else number(n, hints)
+    return kind.dtype.bytes * prod(1 if again else known(n, hints)
                                    for n, again in zip(kind.shape, repeated, strict=True))
 
 
@@ -197,7 +192,7 @@ def peak(module: Module, hints: Sizes) -> int:
     plan = memory.plan(module.main, native(module))
     own = [s for s in plan.storages if s.role in ("temp", "call", "output") and s.offset is None]
     last = {s.name: s.last for s in own}
-    size = {s.name: number(s.bytes, hints) for s in own}
+    size = {s.name: known(s.bytes, hints) for s in own}
     for step in reversed(plan.steps):
         if step.kind == "call" and is_free(step.op):  # what it gives lies in what it is given
             view, base = (plan.home[v].name for v in (step.op.results[0], step.op.operands()[0]))

@@ -13,6 +13,7 @@ from math import prod
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
+from rung.core.cost import known
 from rung.core.expr import Expr
 from rung.core.machine import Atom, Machine, Operand
 from rung.core.op import Func
@@ -20,7 +21,6 @@ from rung.core.types import BF16, F32, I8, DType, TensorType, Type, dtype_of, sh
 from rung.loop.ir import extents_of
 from rung.targets.cpu.machine import features
 from rung.tile.match import Call, Library, Tensor, call_of
-from rung.tile.price import known
 
 if TYPE_CHECKING:
     import torch
