@@ -47,8 +47,7 @@ ROLES = {"toy": """map mm_relu on toy
   i: seq *, atom 16
   j: seq *, lane 16
   k: pipe *, atom 32
-  place x0, x2 in scratchpad at k.pipe ring 2 by dma
-  place x1 in scratchpad at i.seq ring 2 by dma
+  place x0, x1 in scratchpad at k.pipe ring 2 by dma
   place y in scratchpad at j.seq ring 2 by dma
   use mm with mac16
   roles load x1, math x1, store x1
@@ -56,7 +55,7 @@ ROLES = {"toy": """map mm_relu on toy
   i: grid *, thread 16, reg 2
   j: grid *, thread 16, reg 2
   k: pipe *, unroll 32
-  place x0, x2 in shared at k.pipe pad 1 ring 3 by cp.async
+  place x0, x1 in shared at k.pipe pad 1 ring 3 by cp.async
   use mm with ffma
   roles load x1 regs 40, math x2 regs 232
 """}

@@ -19,7 +19,7 @@ from rung.core.machine import Machine
 from rung.core.op import Func, Op, Value
 from rung.core.ops import Cast, FoldBase, LoadBase, Map, StoreBase
 from rung.core.scalar import SCALARS
-from rung.core.types import TensorType, axes_of, dtype_of
+from rung.core.types import DTYPES, TensorType, axes_of, dtype_of
 
 HINT = 512  # the size that a symbol stands for when nothing better is known
 TILE = 1024  # columns (or rows) that one pass over a contraction's operand serves
@@ -116,11 +116,12 @@ class _Count:
     def _contractions(self) -> tuple[float, float]:
         flops = seconds = 0.0
         rates = self.machine.rates.flops
+        units = [rates[x.rate] for x in self.machine.atoms if x.rate not in DTYPES]
         for op in self.products:
             n = 2.0 * self.points(op.nest) * self.repeats.get(id(op), 1)
             narrow = {self._stored_as(v) for v in op.operands()}
             rate = rates.get(narrow.pop(), 0) if len(narrow) == 1 else 0
-            flops, seconds = flops + n, seconds + n / (rate or rates["f32"])
+            flops, seconds = flops + n, seconds + n / max(rate or rates["f32"], *units, 0)
         return flops, seconds
 
     def _stored_as(self, value: Value) -> str:

@@ -28,7 +28,7 @@ from rung.loop import ir as loop
 from rung.tile import mapping as tile
 from rung.tile.match import Match, tile_of
 from rung.tile.nest import Split
-from rung.tile.stmt import Stmt
+from rung.tile.stmt import Access, Stmt
 from rung.tile.tree import Tree
 
 LATENCY = 8.0  # vector operations that could start while one result is awaited
@@ -82,8 +82,10 @@ class _Pricing:
         alone = sum(cost for cost, _ in costs) * spill
         spread = sum(cost / (cores if shared else 1) for cost, shared in costs) * spill
         compute = spread * self._slot() / self._busy()
-        traffic = tuple(self._traffic(cores))
-        seconds = max(compute, *(t for _, t in traffic)) + 0.3 * compute
+        flows = list(self._traffic(cores))
+        traffic = tuple((name, hidden + awaited) for name, hidden, awaited in flows)
+        seconds = max(compute, *(hidden for _, hidden, _ in flows)) + 0.3 * compute
+        seconds += sum(awaited for *_, awaited in flows)
         rates = self.nest.machine.rates
         start = rates.launch + (rates.fork if cores > 1 else 0.0)
         return Price(seconds + start, compute, traffic, alone / spread)
@@ -116,7 +118,7 @@ class _Pricing:
         """How much slower the work is when accumulators and operands exceed the registers."""
         used: dict[frozenset[str], float] = {}
         for s in self.tree.stmts:
-            if s.carries:
+            if s.carries and not self._unit(s):
                 states, state = len(s.op.results), s.op.results[0]
                 copies = axes_of(state.type) if self._grouped(s) else s.op.nest
                 used[s.axes] = used.get(s.axes, 0) + states * self._vectors(
@@ -127,17 +129,23 @@ class _Pricing:
     def _statement(self, s: Stmt) -> float:
         """Vector operations of one statement over its whole nest."""
         steps = prod(self.trips[n] for n in self._around(s))
+        steps *= prod(map(self._steps, self.nest.launch))  # each thread does all of it
         atom = self._grouped(s)
-        does = {*s.fold.args, *filter(self._whole, atom.args)} if atom else ()
+        does = {*s.fold.args, *filter(self._whole, atom.args)} if atom else set(self._unit(s))
         inside = sum(self._leaf(x) for x in s.behind if x.result not in does)
         if atom:
             inside += 0.7 * sum(self._vectors(axes_of(v.type)) for v in atom.args
                                 if self._whole(v)) / tile_of(atom.atom)[2]
         return steps * (max(inside + self._own(s.op), self._chain(s)) + LOOP)
 
+    def _unit(self, s: Stmt) -> tuple[Value, ...]:
+        """What a matrix unit reads for a statement, whose state it keeps; empty where it is none
+        that computes it."""
+        found = self.tree.atoms.get(s.name) if s.kind == "fold" else None
+        return found.args if found and not self._grouped(s) else ()
+
     def _grouped(self, s: Stmt) -> Match | None:
-        """The vector instruction of a statement that takes several elements a lane; matrix units
-        have operands and states of their own."""
+        """The vector instruction of a statement that takes several elements a lane."""
         found = self.tree.atoms.get(s.name) if s.kind == "fold" else None
         return found if found and any(x.layout for x in found.atom.operands) else None
 
@@ -223,8 +231,9 @@ class _Pricing:
         return LATENCY * (1 if len(s.op.results) == 1 else 6)
 
     # ---- bytes
-    def _traffic(self, cores: float) -> Iterator[tuple[str, float]]:
-        """Seconds that each memory behind a cache needs."""
+    def _traffic(self, cores: float) -> Iterator[tuple[str, float, float]]:
+        """Seconds that each memory behind a cache needs: while the cores compute, and while they
+        wait."""
         spaces, accesses = self.nest.machine.spaces, self.tree.accesses
         depths, around = range(len(self.covered)), self._loops_around()
         together = {x for s in self.tree.stmts if self._shared(s) for x in s.accesses}
@@ -235,10 +244,22 @@ class _Pricing:
             fits = next((d for d in depths if footprints[d] <= room[d]), depths[-1])
             waste = behind is not spaces[1]  # the nearest cache serves any line equally well
             shared = cores if behind.owner else 1 + (cores - 1) * 0.8
-            moved = sum(self._again(x, around[x], fits) * self._bytes(x, fits)
-                        * (self._derate(x) if waste else 1) / (shared if x in together else 1)
-                        for x in accesses)
-            yield behind.name, moved / behind.rate
+            moved = {False: 0.0, True: 0.0}
+            for x in accesses:
+                tile = self._tile(x)
+                depth = fits if tile is None else tile[0]
+                moved[tile is not None and tile[1]] += (
+                    self._again(x, around[x], depth) * self._bytes(x, depth)
+                    * (self._derate(x) if waste else 1) / (shared if x in together else 1))
+            yield behind.name, moved[False] / behind.rate, moved[True] / behind.rate
+
+    def _tile(self, op: Access) -> tuple[int, bool] | None:
+        """Where a mover brings what an access touches into a scratchpad, as a number of loops, and
+        whether that is waited for: a ring brings the next tile meanwhile."""
+        place = self.tree.mapping.placed(op.buf.name)
+        if place is None or not self.nest.machine.scratchpad:
+            return None
+        return self.nest.loops.index(self.nest.at(place)) + 1, place.ring < 2
 
     def _loops_around(self) -> dict[Op, set[int]]:
         """For each access the positions of the loops that its statements run in."""
