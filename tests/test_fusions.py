@@ -134,14 +134,14 @@ def test_many_rows_share_one_norm_and_leave_the_products_to_a_library() -> None:
 
 def test_relu_is_computed_in_the_product_and_is_its_own_mask() -> None:
     """Forward, nothing of the result's size but the result is stored; backward, what passes the
-    mask goes into each product and sum."""
+    mask goes into each product and sum, or is stored once for all of them."""
     def fn(*args: torch.Tensor) -> torch.Tensor:
         return torch.relu(F.linear(*args))
 
     args = [x.requires_grad_() for x in linear(64)]
     forward, backward = plans(fn, args, train=True)
     assert (forward.launches, between(forward)) == (1, []), forward
-    assert (backward.launches, between(backward)) == (3, []), backward
+    assert backward.launches <= 4 and between(backward) in ([], [4 * 64 * FEED]), backward
     torch._dynamo.reset()
     saved: list[torch.Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):

@@ -41,6 +41,11 @@ def tile_of(atom: Atom) -> tuple[int, int, int]:
     return rows, cols, depth
 
 
+def group_of(atom: Atom) -> int:
+    """Elements along the reduced axis that a lane takes at once; 0 for a unit without lanes."""
+    return next((n for x in atom.operands if x.layout for _, n in x.layout.blocks), 0)
+
+
 def made_by(func: Func) -> Made:
     """The op that gives each value."""
     return {r: op for op in func.body.ops for r in op.results}

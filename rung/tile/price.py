@@ -26,7 +26,7 @@ from rung.core.scalar import SCALARS
 from rung.core.types import axes_of, dtype_of
 from rung.loop import ir as loop
 from rung.tile import mapping as tile
-from rung.tile.match import Match, tile_of
+from rung.tile.match import Match, group_of
 from rung.tile.nest import Split
 from rung.tile.stmt import Access, Stmt
 from rung.tile.tree import Tree
@@ -135,7 +135,7 @@ class _Pricing:
         inside = sum(self._leaf(x) for x in s.behind if x.result not in does)
         if atom:
             inside += 0.7 * sum(self._vectors(axes_of(v.type)) for v in atom.args
-                                if self._whole(v)) / tile_of(atom.atom)[2]
+                                if self._whole(v)) / group_of(atom.atom)
         return steps * (max(inside + self._own(s.op), self._chain(s)) + LOOP)
 
     def _unit(self, s: Stmt) -> tuple[Value, ...]:
@@ -147,7 +147,7 @@ class _Pricing:
     def _grouped(self, s: Stmt) -> Match | None:
         """The vector instruction of a statement that takes several elements a lane."""
         found = self.tree.atoms.get(s.name) if s.kind == "fold" else None
-        return found if found and any(x.layout for x in found.atom.operands) else None
+        return found if found and group_of(found.atom) else None
 
     def _whole(self, value: Value) -> bool:
         """Whether what an atom takes at once lies side by side in memory."""
@@ -200,7 +200,8 @@ class _Pricing:
         if steps == 1:
             return 0.7
         place = self.tree.mapping.placed(op.result.name) if isinstance(op, loop.Load) else None
-        if place and place.panel and any(loop.stride(op, a) == 1 for a in place.panel.groups):
+        if place and place.panel and any(
+                loop.stride(op, a) == 1 and self.units[a] > 1 for a in op.nest if a not in wide):
             return TURN
         far = steps * dtype_of(op.buf.type).bytes >= PAGE  # the lanes' lines share a cache set
         return self.lanes[wide[0]] * (8.0 if far else 1.5)
@@ -227,7 +228,7 @@ class _Pricing:
         if not s.carries or self.threads:
             return 0.0
         if atom := self._grouped(s):
-            return LATENCY * self.units[s.carries] / tile_of(atom.atom)[2]
+            return LATENCY * self.units[s.carries] / group_of(atom.atom)
         return LATENCY * (1 if len(s.op.results) == 1 else 6)
 
     # ---- bytes

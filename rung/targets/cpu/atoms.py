@@ -16,6 +16,7 @@ def _dot(c: str, a: str) -> str:
     return f'__asm__("vpdpbusd %2, %1, %0" : "+v"({c}) : "v"({a}), "v"(b));'
 
 
+_ONES = Operand("reg", Panel((("k", 1),)))
 _PAIRS = Operand("reg", Panel((("k", 2),)))
 _FOURS = Operand("reg", Panel((("k", 4),)))
 
@@ -24,6 +25,16 @@ kernel fma(a: f32[1,1], b: f32[1,1]) -> d: f32[1,1]
   c = contract add mul a[i,k], b[k,j] over k 1 : f32 over i,j acc f32
   d[i,j] = c
 """, (Operand("reg"), Operand("reg")))
+
+def fma4(lanes: int) -> Atom:
+    """Four fused multiply-adds one after the other, on as many columns as a register has lanes: for
+    operands that lie along the reduced axis, and become panels four elements at a time."""
+    return Atom("fma4", f"""\
+kernel fma4(a: f32[1,4], b: f32[4,{lanes}]) -> d: f32[1,{lanes}]
+  c = contract add mul a[i,k], b[k,j] over k 4 : f32 over i,j acc f32
+  d[i,j] = c
+""", (_ONES, _ONES), text='__asm__("vfmadd231ps %2, %1, %0" : "+v"(c) : "v"(a), "v"(b));')
+
 
 VDPBF16PS = Atom("vdpbf16ps", """\
 kernel vdpbf16ps(a: bf16[1,2], b: bf16[2,16]) -> d: f32[1,16]
@@ -60,4 +71,4 @@ class Extension:
 EXTENSIONS = (Extension("avx512_bf16", "-mavx512bf16", VDPBF16PS, 1.83),
               Extension("avx512_vnni", "-mavx512vnni", VPDPBUSD, 4.0),
               Extension("avx512_vnni", "-mavx512vnni", VPDPBUSD_S8, 4.0))
-ATOMS = {x.atom.name: x.atom for x in EXTENSIONS}
+ATOMS = {x.name: x for x in (fma4(16), *(x.atom for x in EXTENSIONS))}

@@ -35,6 +35,8 @@ _JOINS = {
 $i32 r;
   __asm__("vpbroadcastd %1, %0" : "=v"(r) : "m"(*(const $i32 *)p));
   return r;""", result="$i32"),
+    "join1": Helper("$F a", "int w;\n  __builtin_memcpy(&w, &a, sizeof w);\n  return w;",
+                    "return ($i32)a;", result="$i32"),
     "join2": Helper("$F a, $F b", "return (int)((unsigned)a | (unsigned)b << 16);",
                     f"return ($i32)({_WIDE.format('a')} | {_WIDE.format('b')} << 16);",
                     result="$i32"),
@@ -192,12 +194,23 @@ class GroupEmitter(Emitter):
         """Whether each lane's neighbours along an axis are side by side, and the lanes in a row."""
         t = op.family
         group = WORD // t.dtype.bytes
-        if t.lanes == 1 or group < 2 or count % group or _lanes(op.value) != t.lanes:
+        if t.lanes == 1 or not group or count % group or _lanes(op.value) != t.lanes or (
+                group == 1 and not self._across(op, axis)):
             return False
         runs = [self._run(op, at, axis, first, group) for first in range(0, count, group)
                 for at in spread([u for u in t.unroll if u[0] != axis])]
         steps = [run.coefficient(LANE) if run is not None else None for run in runs]
         return all(step is not None and step.is_const(group) for step in steps)
+
+    def _across(self, op: Store, axis: str) -> bool:
+        """Whether what is stored is loaded along an axis that is not that of the lanes."""
+        load, t = self.pending.get(op.value), op.family
+        if not isinstance(load, Load) or t.dtype.bytes != WORD or dict(t.unroll)[axis] < ROWS:
+            return False
+        at = next(iter(spread([u for u in t.unroll if u[0] != axis])))
+        run = self._run(load, at, axis, 0, ROWS)
+        step = run.coefficient(LANE) if run is not None else None
+        return step is not None and step.const_value not in range(ROWS)
 
     def _kept(self, op: Store, at: Mapping[str, int], axis: str, first: int, group: int) -> int:
         """Store one word of each lane; how many elements of each that were."""

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from rung.core.machine import GRID, SEQ, UNROLL, VECTOR, Level, Machine, Rates, Space
-from rung.targets.cpu.atoms import EXTENSIONS, FMA, Extension
+from rung.targets.cpu.atoms import EXTENSIONS, FMA, Extension, fma4
 
 LEVELS = (Level("core", GRID), Level("l3", SEQ), Level("l2", SEQ), Level("l1", SEQ),
           Level("seq", SEQ), Level("reg", UNROLL), Level("simd", VECTOR))
@@ -24,7 +24,8 @@ def _machine(name: str, lanes: int, registers: int, scale: float) -> Machine:
     flops = {"f32": 272e9 * scale, "f64": 136e9 * scale, "i64": 34e9 * scale,
              "i32": 136e9 * scale}
     rates = Rates(37e9, 164e9, flops, 2e-6, 5e-6)
-    return Machine(name, LEVELS, SPACES, rates, lanes, registers, ("mov", "pack"), (FMA,))
+    atoms = (FMA, fma4(lanes)) if lanes > 4 else (FMA,)
+    return Machine(name, LEVELS, SPACES, rates, lanes, registers, ("mov", "pack"), atoms)
 
 
 AVX512 = _machine("cpu.avx512", 16, 32, 1.0)
@@ -65,11 +66,11 @@ def extensions(machine: Machine) -> list[Extension]:
 
 
 def extended(machine: Machine, more: Iterable[Extension]) -> Machine:
-    """The machine with more atoms, and the rates of these."""
+    """The machine with more atoms, which go before its own, and the rates of these."""
     for x in more:
         flops = machine.rates.flops
         rates = replace(machine.rates, flops={**flops, x.atom.rate: x.speed * flops["f32"]})
-        machine = replace(machine, atoms=(*machine.atoms, x.atom), rates=rates)
+        machine = replace(machine, atoms=(x.atom, *machine.atoms), rates=rates)
     return machine
 
 

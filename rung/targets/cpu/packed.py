@@ -12,11 +12,11 @@ from math import prod
 from rung.core.layout import Panel
 from rung.core.machine import Machine
 from rung.core.op import Func, Value
-from rung.core.types import axes_of, dtype_of
+from rung.core.types import axes_of
 from rung.loop import ir as loop
-from rung.targets.cpu.groups import ROWS, WORD
+from rung.targets.cpu.groups import ROWS
 from rung.tile.mapping import AxisLine, Mapping, Place, Use
-from rung.tile.match import Match, deep, made_by
+from rung.tile.match import Match, deep, group_of, made_by
 
 SHORT, LONG = 64, 1024  # extents of a reduced axis
 
@@ -39,13 +39,17 @@ def _on(kernel: Func, op: loop.Fold, m: Match, mapping: Mapping) -> Mapping | No
     wide = next((v for v in m.args if _lanes(mapping, v)), None)
     if wide is None or reduced is None:
         return None
-    group, column = WORD // dtype_of(wide.type).bytes, _lanes(mapping, wide)
+    group, column = group_of(m.atom), _lanes(mapping, wide)
     lines, depth = [x.axis for x in mapping.axes], _inside(reduced)
     rows = [a for v in m.args if v is not wide for a in axes_of(v.type) if a != op.axis]
     if column in rows or any(lines.index(a) < lines.index(column) for a in rows):
         return None  # its panels would be made again for each row
+    if group == 1 and _in_order(kernel, wide, column):
+        return None  # it is read as it is
     if depth == 1:
-        deeper = replace(reduced, splits=(*reduced.splits, ("reg", _depth(kernel, op, group))))
+        many = _depth(kernel, op, group)
+        loops = [(x, n and max(1, n // many)) for x, n in reduced.splits]
+        deeper = replace(reduced, splits=(*loops, ("reg", many)))
         mapping = replace(mapping, axes=tuple(
             deeper if x.axis == op.axis else x for x in mapping.axes))
     elif depth % group:
@@ -80,5 +84,11 @@ def _panel(mapping: Mapping, value: Value, column: str, depth: str, group: int) 
     line = mapping.axis(column)
     assert line is not None
     level = [x for x, _ in line.splits if x not in ("reg", "simd")][-1]
-    return Place((value.name,), "l1", column, level,
-                 Panel(((column, _inside(line)), (depth, group))))
+    blocks = ((column, _inside(line)), (depth, group))
+    return Place((value.name,), "l1", column, level, Panel(blocks if group > 1 else blocks[:1]))
+
+
+def _in_order(kernel: Func, value: Value, axis: str) -> bool:
+    """Whether an operand is read along an axis as it lies in memory."""
+    loads = [op for op in kernel.body.ops if isinstance(op, loop.Load) and op.result is value]
+    return any(loop.stride(op, axis) == 1 for op in loads)
