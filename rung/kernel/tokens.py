@@ -25,7 +25,7 @@ Token = Await | Signal
 
 
 @dataclass(frozen=True)
-class Site:
+class Position:
     """Where an op of a role stands: the loops around it, and its position in each block."""
 
     op: Op
@@ -37,7 +37,7 @@ class Site:
     def trips(self) -> list[tuple[Expr, Expr | None]]:
         return [(x.hi, x.cap) for x in self.loops]
 
-    def between(self, first: Site, last: Site) -> bool:
+    def between(self, first: Position, last: Position) -> bool:
         """Whether it stands after one and before the other, which share a block."""
         block, start = first.trail[-1]
         return last.trail[-1][0] is block and any(
@@ -109,7 +109,7 @@ class _Group:
                 if value in ring.arrays:
                     self.access(ring, s, at, *(fills if writes else drains))
 
-    def tokens(self, ring: Ring, kind: type[Token], token: str) -> Site:
+    def tokens(self, ring: Ring, kind: type[Token], token: str) -> Position:
         found = [s for s in self.sites if isinstance(s.op, kind)
                  and (s.op.ring, s.op.token) == (ring.name, token)]
         if len(found) != 1:
@@ -118,8 +118,8 @@ class _Group:
                               found[1].op if found else ring)
         return found[0]
 
-    def access(self, ring: Ring, s: Site, at: Sequence[Expr | Value], first: Site, last: Site
-               ) -> None:
+    def access(self, ring: Ring, s: Position, at: Sequence[Expr | Value], first: Position,
+               last: Position) -> None:
         if not s.between(first, last):
             self.unguarded(ring, s, first)
         if ring.slots > 1:
@@ -128,7 +128,7 @@ class _Group:
             if not isinstance(slot, Expr) or slot.simplify(bounds) is not want.simplify(bounds):
                 raise VerifyError(f"the slot of {ring.name} is {want} here", s.op)
 
-    def unguarded(self, ring: Ring, s: Site, first: Site) -> NoReturn:
+    def unguarded(self, ring: Ring, s: Position, first: Position) -> NoReturn:
         assert isinstance(first.op, Token)
         raise VerifyError(f"the slot of {ring.name} is not held here: that is after `await "
                           f"{ring.name} {first.op.token}` and before the signal", s.op)
@@ -136,7 +136,7 @@ class _Group:
     def private(self) -> None:
         """An array outside of rings is touched by one role, if one writes it."""
         guarded = {v for r in self.rings.values() for v in r.arrays}
-        touched: dict[Value, Site] = {}
+        touched: dict[Value, Position] = {}
         written = {v for s in self.sites for v, _, writes in _accesses(s.op) if writes}
         for s in self.sites:
             for value, _, _ in _accesses(s.op):
@@ -147,10 +147,10 @@ class _Group:
 
 
 def _sites(role: Role, block: Block, loops: tuple[For, ...], trail: tuple[tuple[Block, int], ...]
-           ) -> Iterator[Site]:
+           ) -> Iterator[Position]:
     for n, op in enumerate(block.ops):
         here = (*trail, (block, n))
-        yield Site(op, role, loops, here)
+        yield Position(op, role, loops, here)
         if isinstance(op, If):
             for x in walk(Block((), (op,))):
                 if isinstance(x, Token):

@@ -44,13 +44,13 @@ def _wanted_split(func: Func) -> tuple[str, Expr] | None:
     extents = extents_of(func)
     folded = {op.axis for op in folds(func)}
     for e in expressions(func.body.ops):
-        for atom in divisions(e):
-            for coef, mono in atom.num.terms:
+        for division in divisions(e):
+            for coef, mono in division.num.terms:
                 name = mono[0].name if len(mono) == 1 and isinstance(mono[0], Sym) else ""
                 if name not in extents or name in folded or coef < 0 or (
-                        atom.den % coef is not ZERO):
+                        division.den % coef is not ZERO):
                     continue
-                n = atom.den // coef
+                n = division.den // coef
                 if n is not ONE and n is not extents[name] and extents[name] % n is ZERO:
                     return name, n
     return None
@@ -103,10 +103,10 @@ def expressions(ops: Iterable[Op]) -> Iterator[Expr]:
 def divisions(e: Expr) -> Iterator[FloorDiv | Mod]:
     """The `//` and `%` in an expression, innermost first."""
     for _, mono in e.terms:
-        for atom in mono:
-            if isinstance(atom, FloorDiv | Mod):
-                yield from divisions(atom.num)
-                yield atom
+        for division in mono:
+            if isinstance(division, FloorDiv | Mod):
+                yield from divisions(division.num)
+                yield division
 
 
 # --- flattening

@@ -60,7 +60,7 @@ def _folds(kernel: Func, axis: str) -> list[Fold]:
 # --- policy
 
 @dataclass(frozen=True)
-class Plan:
+class SplitPlan:
     """Two launches for one, their modelled seconds and those of the one."""
 
     axis: str
@@ -74,7 +74,7 @@ class Plan:
                 f"{self.parts} parts")
 
 
-def plan(kernel: Func, price: Price, cores: int) -> Plan | None:
+def plan(kernel: Func, price: Price, cores: int) -> SplitPlan | None:
     """The cheapest way to split a fold whose launch leaves cores idle, if it clearly pays."""
     axes = dict.fromkeys(op.axis for op in reductions(kernel))
     if cores == 1 or not axes:
@@ -82,7 +82,7 @@ def plan(kernel: Func, price: Price, cores: int) -> Plan | None:
     seconds, busy = price(kernel)
     if busy >= BUSY * cores:
         return None
-    found: list[Plan] = []
+    found: list[SplitPlan] = []
     for axis in axes:
         for parts in dict.fromkeys(ceil(cores / busy) * n for n in MORE):
             found += _plans(kernel, axis, parts, price, seconds)
@@ -92,7 +92,7 @@ def plan(kernel: Func, price: Price, cores: int) -> Plan | None:
     return best if best and best.seconds < GAIN * seconds else None
 
 
-def _plans(kernel: Func, axis: str, parts: int, price: Price, whole: float) -> Iterator[Plan]:
+def _plans(kernel: Func, axis: str, parts: int, price: Price, whole: float) -> Iterator[SplitPlan]:
     """The split of one axis into `parts`, as it is or with its folds merged into one."""
     size = extents_of(kernel)[axis].const_value
     if size is not None and size < SHORT * parts:
@@ -100,7 +100,7 @@ def _plans(kernel: Func, axis: str, parts: int, price: Price, whole: float) -> I
     for made in dict.fromkeys((kernel, merge(kernel))):
         try:
             halves = split_fold(made, axis, parts)
-            yield Plan(axis, parts, halves, sum(price(k)[0] for k in halves[:2]), whole)
+            yield SplitPlan(axis, parts, halves, sum(price(k)[0] for k in halves[:2]), whole)
         except RungError as error:
             trace.emit("declined", "split", kernel.name, str(error))
 
@@ -121,7 +121,7 @@ def split(module: Module, price: Price, cores: int) -> Module:
     return Module(tuple(programs), tuple(kernels))
 
 
-def _launches(op: Op, plans: dict[str, Plan], module: Module) -> Iterator[Op]:
+def _launches(op: Op, plans: dict[str, SplitPlan], module: Module) -> Iterator[Op]:
     """A call of a kernel that was split as its two launches; any other op as it is."""
     if not isinstance(op, KernelCall) or op.callee not in plans:
         yield op

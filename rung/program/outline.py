@@ -27,7 +27,7 @@ TRIES = 8  # candidate periods that are looked at closely
 
 
 @dataclass(frozen=True)
-class Run:
+class Repetition:
     """`count` equal segments of `period` ops, the first at `start`."""
 
     start: int
@@ -121,10 +121,10 @@ def _reads(ops: Sequence[Op]) -> _Reads:
     return _Reads(ops, {r: n for n, op in enumerate(ops) for r in op.results}, readers)
 
 
-def _find(reads: _Reads) -> Run | None:
+def _find(reads: _Reads) -> Repetition | None:
     """The run that covers most ops, cut where it does not change fusion."""
     marks = _marks(reads.ops)
-    best: Run | None = None
+    best: Repetition | None = None
     for period in _periods(marks):
         for start, length in _stretches(marks, period):
             run = _cut(reads, start, length + period, period)
@@ -179,7 +179,7 @@ def _stretches(marks: Sequence[int], period: int) -> Iterator[tuple[int, int]]:
             start = None
 
 
-def _cut(reads: _Reads, start: int, length: int, period: int) -> Run | None:
+def _cut(reads: _Reads, start: int, length: int, period: int) -> Repetition | None:
     """The best place of the segments' borders in a stretch; None where each changes fusion."""
     found: list[tuple[int, int]] = []
     for shift in range(min(period, length - 2 * period + 1)):
@@ -189,14 +189,14 @@ def _cut(reads: _Reads, start: int, length: int, period: int) -> Run | None:
         if shared and crossing and reads.maker[crossing[-1]] == border - 1:
             found.append((len(crossing), shift))
     for _, shift in sorted(found):
-        run = _same_flow(reads, Run(start + shift, period, (length - shift) // period))
+        run = _same_flow(reads, Repetition(start + shift, period, (length - shift) // period))
         if run is not None:
             return run
     trace.emit("declined", "outline", f"period {period}", "no border leaves fusion unchanged")
     return None
 
 
-def _same_flow(reads: _Reads, run: Run) -> Run | None:
+def _same_flow(reads: _Reads, run: Repetition) -> Repetition | None:
     """The longest part of `run` whose segments connect their ops in the same way."""
     first = 0
     if run.count > 2 and any(v in reads.maker and len(reads.readers[v]) == 1
@@ -208,7 +208,7 @@ def _same_flow(reads: _Reads, run: Run) -> Run | None:
         end += 1
     if end - first < 2:
         return None
-    return Run(run.start + first * run.period, run.period, end - first)
+    return Repetition(run.start + first * run.period, run.period, end - first)
 
 
 def _flow(reads: _Reads, segment: range) -> Hashable:
@@ -228,7 +228,7 @@ def _flow(reads: _Reads, segment: range) -> Hashable:
 
 # --- the rewrite
 
-def _outlined(main: Func, reads: _Reads, run: Run, name: str) -> tuple[Func, Func]:
+def _outlined(main: Func, reads: _Reads, run: Repetition, name: str) -> tuple[Func, Func]:
     ops, maker = reads.ops, reads.maker
     first = run.segment(0)
     given, given_back = reads.inputs(first), reads.outputs(first)

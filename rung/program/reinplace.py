@@ -1,12 +1,12 @@
-"""Updates in place: no copy before a scatter, no write-back after it, where nobody can tell.
+"""Updates in place: no copy before a scatter, no write-back after it, where that is unobservable.
 
     c0 = kernel copy(cache)                            c1 = kernel scatter(pos, k, cache)
     c1 = kernel scatter(pos, k, c0) in place c0   ->          in place cache
     o = kernel attend(q, c1)                           o = kernel attend(q, c1)
     write cache <- c1
 
-AOTAutograd hands a cache over as a copy, an update of the copy and a copy back; taken literally
-each cache is copied twice a token. Runs after fusion. Proof: nothing reads the old value after the
+AOTAutograd hands over a cache as a copy, an update of the copy and a copy back: taken literally,
+two copies of each cache per token. Runs after fusion. Proof: nothing reads the old value after the
 update, no check can still fail, and the kernel reads an element only where it writes that element.
 """
 

@@ -4,10 +4,10 @@
     u = index t [i] of [24] -> [i//6,i%6] : f32[24]      # reshape of t: its root is t
     v = call aten.select.int(u, 0, 3) as view : f32[]    # view of u: its root is t
     w = kernel fill(t) in place t : f32[4,6]             # update of t: its root is t
-    y = call mine.head.default(w) : f32[4]               # extern: may lie in w, its root is y
+    y = call mine.head.default(w) : f32[4]               # unknown: may lie in w, its root is y
 
 `TABLE` is the one place that knows this of each kind of op. Before `to_loop` a reshape and an
-update make tensors of their own, so there only views and externs count (`CALLS`).
+update make tensors of their own, so there only views and calls of unknown memory count (`CALLS`).
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from rung.tensor.ir import Index
 RESHAPE = "reshape"  # all of the operand in the order of its memory, at its address
 VIEW = "view"  # elements of the operand, anywhere in its memory
 UPDATE = "update"  # the operand's new state
-EXTERN = "extern"  # memory of its own, or that of any operand: nobody says
+UNKNOWN = "unknown"  # memory of its own, or that of any operand: nobody says
 CERTAIN = (RESHAPE, VIEW, UPDATE)
-HOWS = (*CERTAIN, EXTERN)
-CALLS = (VIEW, EXTERN)
+HOWS = (*CERTAIN, UNKNOWN)
+CALLS = (VIEW, UNKNOWN)
 
 
 @dataclass(frozen=True)
 class Link:
-    """How the result of `op` lies in its `sources`: in one of them, unless it is `extern`."""
+    """How the result of `op` lies in its `sources`: in one of them, unless it is `unknown`."""
 
     how: str
     op: Op
@@ -131,8 +131,8 @@ def _unknown(op: Op) -> Sources:
 
 TABLE: dict[type[Op], dict[str, Callable[[Any], Sources]]] = {
     Index: {RESHAPE: _reshaped},
-    Call: {VIEW: _viewed, UPDATE: _updated, EXTERN: _unknown},
+    Call: {VIEW: _viewed, UPDATE: _updated, UNKNOWN: _unknown},
     KernelCall: {UPDATE: _updated},
-    Composite: {EXTERN: _unknown},
-    Apply: {EXTERN: _unknown},
+    Composite: {UNKNOWN: _unknown},
+    Apply: {UNKNOWN: _unknown},
 }
