@@ -386,8 +386,8 @@ def is_size(name: str) -> bool:
 
 
 def may_be_negative(e: Expr) -> bool:
-    """Whether a number of the user's is in `e`: it is of any sign, and has no place in an index,
-    whose algebra holds for sizes."""
+    """Whether `e` contains a number of the user's: it has any sign, so it may not be in an index,
+    whose algebra assumes sizes."""
     return any(name.startswith("z") and is_size(name) for name in e.symbols())
 
 
@@ -437,7 +437,7 @@ def to_source(e: Expr, name: Callable[[str], str]) -> str:
 
 
 def _plainly_nonneg(e: Expr) -> bool:
-    """Whether e >= 0 is seen from its signs alone, with all symbols >= 0."""
+    """Whether signs alone prove e >= 0, with all symbols >= 0."""
     divisions = (a for a in factors(e) if isinstance(a, FloorDiv))
     return min(e.poly.values(), default=0) >= 0 and all(_plainly_nonneg(a.num) for a in divisions)
 

@@ -55,7 +55,7 @@ Known: TypeAlias = "tuple[tuple[str, tuple[int | Expr, int | Expr | None]], ...]
 
 
 def _relevant(e: Expr, bounds: Bounds) -> Known:
-    """The bounds of the symbols in `e`, and of those in these bounds."""
+    """The bounds of the symbols in `e`, transitively."""
     found, names = dict.fromkeys(e.names), list(e.names)
     while names:
         for end in bounds.get(names.pop(), ()):
@@ -65,7 +65,7 @@ def _relevant(e: Expr, bounds: Bounds) -> Known:
     return tuple((name, bounds[name]) for name in sorted(found) if name in bounds)
 
 
-QUESTIONS = 1 << 16  # after which all answers are forgotten: each adds some, and none goes alone
+QUESTIONS = 1 << 16  # the memo is cleared after so many
 _asked = count(1)
 
 
@@ -84,8 +84,8 @@ FUEL, STEPS = 16, 128  # of one proof: how deep it goes, and how many steps it h
 
 
 class _Facts:
-    """What follows from some bounds. Every question is answered once, and a proof gives up after
-    `STEPS`: it would otherwise take time exponential in the depth of nested `//` and `%`."""
+    """Consequences of some bounds, memoized. A proof gives up after `STEPS`: it could take time
+    exponential in the depth of nested `//` and `%`."""
 
     def __init__(self, bounds: Bounds):
         self.bounds = bounds
@@ -103,7 +103,7 @@ class _Facts:
         return self.interval(e)[0] >= 0 or self.lower(e) >= 0
 
     def interval(self, e: Expr) -> Interval:
-        """Numbers around e, each factor taken for itself."""
+        """Numeric bounds of e, each factor bounded independently."""
         if e not in self.intervals:
             lo: float = e.const
             hi: float = e.const
@@ -136,13 +136,13 @@ class _Facts:
         return 0, min(d - 1, hi) if lo >= 0 else d - 1
 
     def lower(self, e: Expr) -> float:
-        """A number <= e."""
+        """A numeric lower bound of e."""
         if e not in self.lowest:
             self.lowest[e] = self._lower(e, FUEL, iter(range(STEPS)))
         return self.lowest[e]
 
     def _lower(self, e: Expr, fuel: int, steps: Iterator[int]) -> float:
-        """Factors give way to their symbolic bounds one by one, the rest to numbers."""
+        """Factors are replaced by symbolic bounds one by one, the rest by numbers."""
         best = self.interval(e)[0]
         if not fuel or not e.terms or next(steps, None) is None:
             return best
@@ -212,7 +212,7 @@ class _Facts:
         return q + r // den, r % den
 
     def quotient(self, r: Expr, den: Expr) -> int | None:
-        """r // den when the ranges make it one number."""
+        """r // den where the ranges make it constant."""
         c = den.const_value
         lo, hi = self.range(r)
         if c and lo is not None and hi is not None and lo // c == hi // c:
