@@ -1,7 +1,7 @@
-"""Instructions that the Kernel IR can call: each has a meaning, its text is the target's.
+"""Instructions callable from Kernel IR: the meaning is here, the text in the target.
 
-The meaning is a Loop IR fragment, on which legality matches a contraction and against which a test
-runs the instruction. `apply mac16 c, a, b by k16` works on families: a varies over rows and the
+The meaning is a Loop IR fragment: legality matches contractions with it, a test compares the
+instruction with it. `apply mac16 c, a, b by k16` works on families: a varies over rows and the
 unrolled axis k16, b over k16 and lanes; sizes are multiples of the instruction's.
 """
 

@@ -1,4 +1,4 @@
-"""Rules of roles: tokens balanced, every slot guarded, no roles that wait for each other.
+"""Rules of roles: balanced tokens, guarded slots, no deadlock.
 
 In: a block of Kernel IR. Out: nothing, or a VerifyError at the op at fault. The rules are those of
 a marked graph: a token is given as often as it is awaited, and each cycle through roles has one.
@@ -26,7 +26,7 @@ Token = Await | Signal
 
 @dataclass(frozen=True)
 class Position:
-    """Where an op of a role stands: the loops around it, and its position in each block."""
+    """An op's position in a role: the enclosing loops, and the index in each block."""
 
     op: Op
     role: Role
@@ -38,14 +38,14 @@ class Position:
         return [(x.hi, x.cap) for x in self.loops]
 
     def between(self, first: Position, last: Position) -> bool:
-        """Whether it stands after one and before the other, which share a block."""
+        """Whether it is after `first` and before `last`, which share a block."""
         block, start = first.trail[-1]
         return last.trail[-1][0] is block and any(
             b is block and start < n < last.trail[-1][1] for b, n in self.trail)
 
 
 def steps_of(loops: Sequence[For]) -> Expr:
-    """How often the innermost loop's body ran before, from the loop variables around it."""
+    """The number of earlier runs of the innermost loop's body, from all loop variables."""
     total = ZERO
     for x in loops:
         total = total * x.hi + sym(x.var)
@@ -70,7 +70,7 @@ def verify_roles(body: Block) -> None:
 
 
 class _Group:
-    """The roles that run beside each other, and the rings between them."""
+    """Concurrent roles, and the rings between them."""
 
     def __init__(self, group: Roles, rings: Sequence[Ring]):
         self.roles = [op for op in group.body.ops if isinstance(op, Role)]
@@ -134,7 +134,7 @@ class _Group:
                           f"{ring.name} {first.op.token}` and before the signal", s.op)
 
     def private(self) -> None:
-        """An array outside of rings is touched by one role, if one writes it."""
+        """An array outside of rings that a role writes is accessed by that role only."""
         guarded = {v for r in self.rings.values() for v in r.arrays}
         touched: dict[Value, Position] = {}
         written = {v for s in self.sites for v, _, writes in _accesses(s.op) if writes}
@@ -161,7 +161,7 @@ def _sites(role: Role, block: Block, loops: tuple[For, ...], trail: tuple[tuple[
 
 
 def _accesses(op: Op) -> Iterator[tuple[Value, Sequence[Expr | Value], bool]]:
-    """(array, subscripts, whether it is written) of each access of an op."""
+    """(array, subscripts, whether it is a write) of each access of an op."""
     found = op.accesses() if isinstance(op, Transfer) else (op,)
     for x in found:
         if isinstance(x, LoadBase | StoreBase) and isinstance(x.buf.type, ArrayType):
@@ -171,8 +171,8 @@ def _accesses(op: Op) -> Iterator[tuple[Value, Sequence[Expr | Value], bool]]:
 # ---- order
 
 def _no_cycle(blocks: Sequence[Block]) -> None:
-    """No roles wait for each other: without the tokens that are there at the start (`free`), what
-    must come before what has an order. Loops that share a ring go on together, as one."""
+    """No deadlock: without the initial tokens (`free`), the dependences of ops are acyclic. Loops
+    that share a ring count as one."""
     lines = [list(_through(b)) for b in blocks]
     loops = [op for line in lines for op in line if isinstance(op, For)]
     teams = _teams(loops)
