@@ -1,8 +1,8 @@
 """docs/glossary.md: every pass and class name is made of words that the docs explain or use.
 
-A name may use any word of the text of the glossary, ARCHITECTURE.md and README.md, code apart:
-these say what the system is, and are read with every change, so no dictionary is needed. A name
-with another word fails until the glossary, or the line of its file, says what that word means.
+A name may use any word of the text of the glossary and of ARCHITECTURE.md, code apart: these say
+what the system is, and change with it, so no dictionary is needed. A name with another word fails
+until the glossary, or the line of its file, says what that word means.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from rung.pipeline import PASSES
 
 ROOT = Path(__file__).parent.parent
-DOCS = ("docs/glossary.md", "ARCHITECTURE.md", "README.md")
+DOCS = ("docs/glossary.md", "ARCHITECTURE.md")
 TERM = re.compile(r"- \*\*(.+?)\*\*: (.+)")
 PATH = re.compile(r"`([\w/]+\.py)`")
 Lines = list[tuple[str, str]]
