@@ -32,7 +32,7 @@ Report = str | tuple[str, bool]  # the text for stdout, and whether it reports n
 Result = TypeVar("Result")
 
 
-class Parser(argparse.ArgumentParser):
+class CommandLine(argparse.ArgumentParser):
     """One that speaks as the rest of `rung` does."""
 
     def error(self, message: str) -> NoReturn:
@@ -227,11 +227,11 @@ def _at_least(least: int, kind: Callable[[str], float] = int) -> Callable[[str],
 
 # --- the parser
 
-def parser() -> Parser:
+def parser() -> CommandLine:
     """All commands and options."""
-    made = Parser(prog="rung", description="An ML compiler one can read: see every step from a "
-                  "PyTorch function to the kernels that run it.", epilog=_epilog(),
-                  formatter_class=argparse.RawDescriptionHelpFormatter)
+    made = CommandLine(prog="rung", description="An ML compiler one can read: see every step from "
+                       "a PyTorch function to the kernels that run it.", epilog=_epilog(),
+                       formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--version", action="version", version=_version())
     commands = made.add_subparsers(title="commands", metavar="COMMAND", required=True)
     show = _command(commands, "show", "print a function on every rung, or on one of them", _show)
@@ -282,14 +282,14 @@ def parser() -> Parser:
     return made
 
 
-def _command(commands: argparse._SubParsersAction[Parser], name: str, text: str,
-             run: Callable[[argparse.Namespace], Report]) -> Parser:
+def _command(commands: argparse._SubParsersAction[CommandLine], name: str, text: str,
+             run: Callable[[argparse.Namespace], Report]) -> CommandLine:
     made = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
     made.set_defaults(run=run)
     return made
 
 
-def _function_options(made: Parser) -> None:
+def _function_options(made: CommandLine) -> None:
     what = made.add_mutually_exclusive_group(required=True)
     what.add_argument("-c", dest="expression", metavar="EXPR",
                       help="an expression; torch, nn and F are in scope, and the results of "
@@ -302,18 +302,18 @@ def _function_options(made: Parser) -> None:
                       help="mappings to use, by kernel")
 
 
-def _json_option(made: Parser) -> None:
+def _json_option(made: CommandLine) -> None:
     made.add_argument("--json", nargs="?", type=_output, const="-", default="", metavar="FILE",
                       help="the report as JSON, in this file too, or instead of the text")
 
 
-def _target_option(made: Parser) -> None:
+def _target_option(made: CommandLine) -> None:
     made.add_argument("--target", default=Settings.from_environment().target or "cpu",
                       metavar="NAME", help="the machine: " + ", ".join(TARGETS)
                       + " (default: RUNG_TARGET, else cpu, which is this machine's best)")
 
 
-def _fuzz_options(made: Parser) -> None:
+def _fuzz_options(made: CommandLine) -> None:
     made.add_argument("--seed", type=_at_least(0), default=0, help="the first seed (default: 0)")
     made.add_argument("--count", type=_at_least(0), default=100, help="how many (default: 100)")
     made.add_argument("--minutes", type=_at_least(0, float), default=0,
@@ -327,7 +327,7 @@ def _fuzz_options(made: Parser) -> None:
     _target_option(made)
 
 
-def _bench_options(made: Parser) -> None:
+def _bench_options(made: CommandLine) -> None:
     made.add_argument("name", nargs="?", type=_benchmark, metavar="NAME",
                       help=f"one of {', '.join(NAMES)}, or FILE.py:BUILD, where BUILD() returns "
                       "(function or module, example arguments) (default: all without models; "

@@ -43,7 +43,7 @@ PATIENCE = 5.0  # seconds of compiling after which the user is told
 
 
 @dataclass(frozen=True)
-class Step:
+class PassRun:
     """A pass that ran, the module before and after it, its seconds, and what it told, if anybody
     listens."""
 
@@ -61,7 +61,7 @@ class History:
 
     start: Module
     target: Target
-    steps: tuple[Step, ...]
+    steps: tuple[PassRun, ...]
     failed: Pass | None = None
     error: RungError | None = None
     source: str = ""
@@ -118,14 +118,14 @@ class Compilation:
         return self._through(module, chosen, replace(self.context, careful=True))
 
     def _through(self, module: Module, passes: Sequence[Pass], context: Context) -> History:
-        start, steps = module, list[Step]()
+        start, steps = module, list[PassRun]()
         for step in passes:
             began, told = perf_counter(), len(trace.heard())
             try:
                 after = run_pass(step, module, context)
             except RungError as error:
                 return History(start, self.target, tuple(steps), step, error)
-            steps.append(Step(step, module, after, perf_counter() - began,
+            steps.append(PassRun(step, module, after, perf_counter() - began,
                               tuple(trace.heard()[told:])))
             module = after
         return History(start, self.target, tuple(steps))

@@ -1,4 +1,4 @@
-"""The one reader of the environment: what a user can set by variables, as a frozen `Settings`.
+"""The one reader of the environment: a user's variables, as a frozen `Settings`.
 
 `Settings.from_environment()` reads it once; `describe()` gives the rows of `--help`.
 """

@@ -3,7 +3,7 @@
 In: a kernel and a machine. Out: a Bound: bytes, operations and seconds, as
 `max(bytes / rate, operations / rate) + launch`. Each buffer counts once, at most as a whole; one
 that fits into the cache counts at the cache's rate. Operations are points of the op's loop nest
-times its cost; what feeds a contraction is paid again for each tile of the axes it lacks, and a
+times its cost; an operand of a contraction is recomputed for each tile of the axes it lacks, and a
 kernel with too few independent points leaves cores idle.
 """
 
@@ -125,7 +125,7 @@ class _Count:
         return flops, seconds
 
     def _stored_as(self, value: Value) -> str:
-        """The type that an operand has in memory, if it is only cast on the way."""
+        """An operand's type in memory, before casts of a load."""
         while isinstance(op := self.made.get(value), Cast):
             value = op.x
         return dtype_of(value.type).name
@@ -193,15 +193,14 @@ class _Count:
 
 
 def _serial(ops: Sequence[Op]) -> set[str]:
-    """Axes that a scan runs along and that are contiguous in memory: what varies over them goes
-    one element at a time."""
+    """Axes of scans that are contiguous in memory: ops over them are sequential."""
     scans = {op.axis for op in ops if isinstance(op, FoldBase) and op.prefix}
     inner = {str(op.subs[-1]) for op in ops if isinstance(op, LoadBase | StoreBase) and op.subs}
     return scans & inner
 
 
 def behind(op: Op, made: Mapping[Value, Op], until: Collection[Op] = ()) -> list[Op]:
-    """All ops that `op` needs, each once, but for those of `until` and what is behind them."""
+    """The ops that `op` depends on, each once, up to those of `until`."""
     found: dict[int, Op] = {}
     stack = list(op.operands())
     while stack:

@@ -1,8 +1,8 @@
 """Integer expressions: sizes, strides and indices over axes and size symbols.
 
-An `Expr` is a constant plus integer multiples of products of atoms (`Sym`, `FloorDiv`, `Mod`), kept
-canonical and interned: equal expressions are the same object. Operators apply the rules that need
-no ranges, `simplify(bounds)` those that do: `(i*s1+j)//s1` is `i+j//s1`, and `i` if 0 <= j < s1.
+An `Expr` is a constant plus integer multiples of products of factors (`Sym`, `FloorDiv`, `Mod`),
+kept canonical and interned: equal expressions are the same object. Operators apply the rules that
+need no ranges, `simplify(bounds)` the others: `(i*s1+j)//s1` is `i+j//s1`, and `i` if 0 <= j < s1.
 A denominator, and each symbol that is a factor of one, is taken to be > 0; a symbol without
 bounds is a size: >= 0, no upper limit. `==` is identity: use `is_const(3)`, never `e == 3`.
 """
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 # symbol -> (lo, hi), inclusive; hi None: unbounded. Bounds must not refer to each other in a cycle.
 Bounds: TypeAlias = "Mapping[str, tuple[int | Expr, int | Expr | None]]"
-Monomial: TypeAlias = "tuple[Atom, ...]"
+Monomial: TypeAlias = "tuple[Factor, ...]"
 Poly: TypeAlias = dict[Monomial, int]
 Interval: TypeAlias = tuple[float, float]  # ints, or an infinity
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sym:
-    """An axis or a size. Atoms are interned by the operators: match on them, do not build them."""
+    """An axis or a size. The operators intern factors: match on them, do not build them."""
 
     name: str
     text: str
@@ -62,12 +62,12 @@ class Mod:
     names: frozenset[str]
 
 
-Atom: TypeAlias = Sym | FloorDiv | Mod
+Factor: TypeAlias = Sym | FloorDiv | Mod
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Expr:
-    """const + sum(coef * product(atoms)); `poly` is the same, with the constant under `()`."""
+    """const + sum(coef * product(factors)); `poly` is the same, with the constant under `()`."""
 
     const: int
     terms: tuple[tuple[int, Monomial], ...]  # in the order of printing
@@ -123,7 +123,7 @@ class Expr:
         match self.terms:
             case ((1, (Sym(name),)),) if not self.const:
                 return name
-        return _render(self, lambda atom: atom.text, str)
+        return _render(self, lambda factor: factor.text, str)
 
     def __repr__(self) -> str:
         return f"Expr({self})"
@@ -154,7 +154,7 @@ class Expr:
     def subs(self, mapping: Mapping[str, Expr | int]) -> Expr:
         """All symbols in `mapping` replaced at once."""
 
-        def replace(a: Atom) -> Expr:
+        def replace(a: Factor) -> Expr:
             if isinstance(a, Sym):
                 return Expr.of(mapping.get(a.name, a.name))
             num, den = a.num.subs(mapping), a.den.subs(mapping)
@@ -164,7 +164,7 @@ class Expr:
 
     def coefficient(self, name: str) -> Expr | None:
         """The factor of symbol `name`; None when it is in a `//`, a `%` or not linear."""
-        coef, rest = linear(self, _sym_atom(name))
+        coef, rest = linear(self, _sym_factor(name))
         return None if name in coef.symbols() or name in rest.symbols() else coef
 
     def without(self, name: str) -> Expr:
@@ -177,7 +177,7 @@ class Expr:
         for coef, mono in self.terms:
             value: Value = coef
             for a in mono:
-                value = value * _atom_value(a, env)
+                value = value * _factor_value(a, env)
             total = total + value
         return total
 
@@ -196,7 +196,7 @@ class Expr:
 
 # Interning, for the life of the process: `setdefault` keeps it right with threads.
 _EXPRS: dict[frozenset[tuple[Monomial, int]], Expr] = {}
-_ATOMS: dict[tuple[object, ...], Atom] = {}
+_FACTORS: dict[tuple[object, ...], Factor] = {}
 _NAME = r"[A-Za-z_][A-Za-z0-9_.]*"
 
 
@@ -225,23 +225,23 @@ def _print_order(term: tuple[int, Monomial]) -> tuple[bool, int, int, int, str]:
     return coef < 0, -len(mono), -abs(coef), -len(text), text
 
 
-def _sym_atom(name: str) -> Atom:
-    found = _ATOMS.get((Sym, name))
+def _sym_factor(name: str) -> Factor:
+    found = _FACTORS.get((Sym, name))
     if found is None and not re.fullmatch(_NAME, name):
         raise ValueError(f"not a symbol name: {name!r}")
-    return found or _ATOMS.setdefault((Sym, name), Sym(name, name, frozenset([name])))
+    return found or _FACTORS.setdefault((Sym, name), Sym(name, name, frozenset([name])))
 
 
 def _binary(kind: type[FloorDiv | Mod], num: Expr, den: Expr) -> Expr:
-    """The atom as it stands, no rule applied."""
+    """The factor as it stands, no rule applied."""
     text = f"{_operand(str(num))}{'//' if kind is FloorDiv else '%'}{_operand(str(den))}"
     made = kind(num, den, text, num.symbols() | den.symbols())
-    return make({(_ATOMS.setdefault((kind, num, den), made),): 1})
+    return make({(_FACTORS.setdefault((kind, num, den), made),): 1})
 
 
 def sym(name: str) -> Expr:
     """The symbol of that name: letters, digits, `_` and `.`, not a digit first."""
-    return make({(_sym_atom(name),): 1})
+    return make({(_sym_factor(name),): 1})
 
 
 # Polynomials.
@@ -256,7 +256,7 @@ def _add(into: Poly, poly: Mapping[Monomial, int], k: int = 1) -> Poly:
 
 
 def _times(a: Monomial, b: Monomial) -> Monomial:
-    return tuple(sorted(a + b, key=lambda atom: atom.text)) if a and b else a or b
+    return tuple(sorted(a + b, key=lambda factor: factor.text)) if a and b else a or b
 
 
 def _drop(mono: Monomial, part: Monomial) -> Monomial | None:
@@ -269,13 +269,13 @@ def _drop(mono: Monomial, part: Monomial) -> Monomial | None:
     return tuple(left)
 
 
-def linear(e: Expr, atom: Atom) -> tuple[Expr, Expr]:
-    """(coef, rest) with e == coef*atom + rest; a power keeps the other factors in coef."""
-    coef = {_drop(m, (atom,)) or (): k for m, k in e.poly.items() if atom in m}
-    return make(coef), make({m: k for m, k in e.poly.items() if atom not in m})
+def linear(e: Expr, factor: Factor) -> tuple[Expr, Expr]:
+    """(coef, rest) with e == coef*factor + rest; a power keeps the other factors in coef."""
+    coef = {_drop(m, (factor,)) or (): k for m, k in e.poly.items() if factor in m}
+    return make(coef), make({m: k for m, k in e.poly.items() if factor not in m})
 
 
-def rebuild(e: Expr, replace: Callable[[Atom], Expr]) -> Expr:
+def rebuild(e: Expr, replace: Callable[[Factor], Expr]) -> Expr:
     out: Poly = {}
     for mono, k in e.poly.items():
         term = Expr.of(k)
@@ -285,7 +285,7 @@ def rebuild(e: Expr, replace: Callable[[Atom], Expr]) -> Expr:
     return make(out)
 
 
-def _atom_value(a: Atom, env: Mapping[str, Value]) -> Value:
+def _factor_value(a: Factor, env: Mapping[str, Value]) -> Value:
     if isinstance(a, Sym):
         return env[a.name]
     num, den = a.num.evaluate(env), a.den.evaluate(env)
@@ -315,11 +315,11 @@ def _mod(num: Expr, den: Expr) -> Expr:
     g, small, small_den = _reduced(r, den)
     if g is not ONE:  # (g*a + b)%(g*c) -> g*(a%c) + b, 0 <= b < g
         return g * (small % small_den) + (r - g * small)
-    for atom in atoms(r):  # (k*(a % m) + b)%c -> (k*a + b)%c, c divides k*m
-        if isinstance(atom, Mod):
-            k, rest = linear(r, atom)
-            if split(k * atom.den, den)[1] is ZERO:
-                return (k * atom.num + rest) % den
+    for factor in factors(r):  # (k*(a % m) + b)%c -> (k*a + b)%c, c divides k*m
+        if isinstance(factor, Mod):
+            k, rest = linear(r, factor)
+            if split(k * factor.den, den)[1] is ZERO:
+                return (k * factor.num + rest) % den
     return r if r is ZERO else _binary(Mod, r, den)
 
 
@@ -386,15 +386,15 @@ def is_size(name: str) -> bool:
 
 
 def may_be_negative(e: Expr) -> bool:
-    """Whether a number of the user's is in `e`: it is of any sign, and has no place in an index,
-    whose algebra holds for sizes."""
+    """Whether `e` contains a number of the user's: it has any sign, so it may not be in an index,
+    whose algebra assumes sizes."""
     return any(name.startswith("z") and is_size(name) for name in e.symbols())
 
 
 ZERO, ONE = Expr.of(0), Expr.of(1)
 
 
-def atoms(e: Expr) -> Iterator[Atom]:
+def factors(e: Expr) -> Iterator[Factor]:
     return iter(dict.fromkeys(a for _, m in e.terms for a in m))
 
 
@@ -403,11 +403,11 @@ def _operand(text: str) -> str:
     return text if re.fullmatch(r"[\w.]+", text) else f"({text})"
 
 
-def _render(e: Expr, atom: Callable[[Atom], str], number: Callable[[int], str]) -> str:
+def _render(e: Expr, factor: Callable[[Factor], str], number: Callable[[int], str]) -> str:
     parts = []
     for coef, mono in e.terms:
         bare = coef == 1 and len(mono) == 1
-        factors = [atom(a) if bare or isinstance(a, Sym) else f"({atom(a)})" for a in mono]
+        factors = [factor(a) if bare or isinstance(a, Sym) else f"({factor(a)})" for a in mono]
         factors = factors if abs(coef) == 1 else [number(abs(coef)), *factors]
         parts.append("-+"[coef > 0] + "*".join(factors))
     if e.const or not parts:
@@ -425,20 +425,20 @@ def to_source(e: Expr, name: Callable[[str], str]) -> str:
     def number(k: int) -> str:
         return str(k) if k < 2**31 else f"{k}L"
 
-    def atom(a: Atom) -> str:
+    def factor(a: Factor) -> str:
         if isinstance(a, Sym):
             return name(a.name)
-        n, d = (_operand(_render(x, atom, number)) for x in (a.num, a.den))
+        n, d = (_operand(_render(x, factor, number)) for x in (a.num, a.den))
         if isinstance(a, FloorDiv):
             return f"{n}/{d}" if _plainly_nonneg(a.num) else f"({n}/{d}-({n}%{d}<0))"
         return f"{n}%{d}" if _plainly_nonneg(a.num) else f"({n}%{d}+{d})%{d}"
 
-    return _render(e, atom, number)
+    return _render(e, factor, number)
 
 
 def _plainly_nonneg(e: Expr) -> bool:
-    """Whether e >= 0 is seen from its signs alone, with all symbols >= 0."""
-    divisions = (a for a in atoms(e) if isinstance(a, FloorDiv))
+    """Whether signs alone prove e >= 0, with all symbols >= 0."""
+    divisions = (a for a in factors(e) if isinstance(a, FloorDiv))
     return min(e.poly.values(), default=0) >= 0 and all(_plainly_nonneg(a.num) for a in divisions)
 
 

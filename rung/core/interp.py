@@ -80,8 +80,8 @@ class Interp:
 
     def write(self, array: np.ndarray, subs: Sequence[Any], value: Any,
               mask: Sequence[Expr], combine: np.ufunc | None = None) -> None:
-        """`array[subs] = value` where every mask expression is >= 0; or combined with what is
-        there, one point after the other."""
+        """`array[subs] = value` where every mask expression is >= 0; or combined with the old
+        value, point by point in sequence."""
         where = self.valid(mask)
         *places, where, value = np.broadcast_arrays(*[self._sub(s) for s in subs], where, value)
         for dim, place in enumerate(places):

@@ -33,14 +33,14 @@ def structural_key(func: Func, *extra: str) -> str:
 def canonical(func: Func) -> Func:
     """`func` called f, with all names by order of appearance: p0 y0 v0 a0 s0 ...
 
-    Values that print inside their users count apart: text does not tell how many ops they are.
+    Inlined values are numbered too: their text does not show how many ops they are.
     """
     printer = Printer(func)
     return _Renamer(_symbol_names(func, printer), printer.inlined).func(func)
 
 
 def _local_axes(op: Op) -> dict[str, None]:
-    """Axes that are the op's own: those by which a whole-tensor op names dimensions, in order."""
+    """Axes local to the op: a whole-tensor op's names of dimensions, in order."""
     kinds = field_kinds(type(op))
     return dict.fromkeys(
         a for name, x in attributes(op) if kinds[name] == "tuple[Axis, ...]" for a in x)
@@ -71,7 +71,7 @@ def _leaves(x: Any) -> Iterator[Expr]:
 
 
 def _symbol_names(func: Func, printer: Printer) -> dict[str, str]:
-    """New names of axes and sizes. What comes in together is told apart by all its later uses."""
+    """New names of axes and sizes; symbols that appear together are ordered by their later uses."""
     exprs = list(_expressions(func, printer))
     local = {a for op in walk(func.body) for a in _local_axes(op)}
     order = dict.fromkeys(p.name for p in func.params if is_size(p.name) and p.type == INDEX)
@@ -89,7 +89,7 @@ def _symbol_names(func: Func, printer: Printer) -> dict[str, str]:
 
 
 def _signature(symbol: str, exprs: list[Expr]) -> tuple[str, ...]:
-    """How `symbol` is used, whatever the names of it and of the others are."""
+    """The uses of `symbol`, independent of all names."""
     return tuple(str(e.subs({s: sym("this" if s == symbol else "other") for s in e.symbols()}))
                  for e in exprs)
 

@@ -78,7 +78,7 @@ class Atom:
 
 @dataclass(frozen=True)
 class Teams:
-    """What runs the roles of a kernel beside each other: queues, or teams of `threads` each.
+    """What runs a kernel's roles concurrently: queues, or teams of `threads` each.
 
     `most` threads and `registers` are those of a block.
     """
@@ -112,12 +112,12 @@ class Machine:
 
     @property
     def scratchpad(self) -> bool:
-        """Whether nothing is read or written but in a memory that a mover fills."""
+        """Whether ops access only a memory that a mover fills."""
         return any(s.explicit for s in self.spaces)
 
     @property
     def masked(self) -> bool:
-        """Whether a ragged block is one more step under a mask instead of code of its own."""
+        """Whether the tail of an axis is one more masked step instead of separate code."""
         return self.threaded or self.scratchpad
 
     def level(self, name: str) -> Level | None:

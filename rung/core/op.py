@@ -178,7 +178,7 @@ class Func:
 class Vocabulary:
     """The ops that one kind of function may contain.
 
-    `attrs` has what reads the value of each attribute line; `finish` adds what text leaves out.
+    `attrs` holds the reader of each attribute line; `finish` adds what text omits.
     """
 
     kind: str
@@ -245,7 +245,7 @@ def walk(block: Block) -> Iterator[Op]:
 
 
 def reads(op: Op) -> set[Value]:
-    """What an op reads, in its blocks too."""
+    """The values that an op reads, nested blocks included."""
     return {*op.operands(), *(v for b in op.blocks() for x in walk(b) for v in x.operands())}
 
 
@@ -274,7 +274,7 @@ RESERVED = C_WORDS | frozenset({
 
 
 def hashable(x: object) -> Hashable:
-    """A hashable stand-in that tells 1, 1.0, True, 0.0 and -0.0 apart."""
+    """A hashable stand-in that distinguishes 1, 1.0, True, 0.0 and -0.0."""
     if isinstance(x, tuple):
         return tuple(map(hashable, x))
     return (type(x), repr(x)) if isinstance(x, int | float) else x

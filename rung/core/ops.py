@@ -127,7 +127,8 @@ def _held(value: float | int | bool) -> DType:
 
 @dataclass(frozen=True, eq=False)
 class Cast(Op):
-    """Conversion as torch does it. `implicit` marks a rounding that only eager's op border made."""
+    """Conversion as torch does it. `implicit` marks a rounding that eager does only because an op
+    ends there."""
 
     x: Value
     dtype: DType
@@ -162,7 +163,7 @@ class Yield(Op):
 class LoadBase(Op):
     """`buf[subs]`, or `fill` where some expression of `mask` is negative.
 
-    With `on_entry` it reads what the buffer held when the kernel began, whatever is stored before.
+    With `on_entry` it reads the buffer's value at kernel entry, despite earlier stores.
     """
 
     buf: Value
@@ -221,7 +222,7 @@ def _check_subs(subs: tuple[Sub, ...]) -> None:
 
 
 def buffers_of(func: Func) -> tuple[Value, ...]:
-    """What a kernel is called with: parameters, then outputs."""
+    """A kernel's arguments: parameters, then outputs."""
     return (*func.params, *func.outs)
 
 

@@ -1,4 +1,4 @@
-"""What a user sets for one `torch.compile` call: the table of options, as a frozen `Options`.
+"""The options of one `torch.compile` call: a table, as a frozen `Options`.
 
 A new option is one field with its meaning; `rung --help`, the checks and the messages follow.
 """

@@ -3,12 +3,11 @@
     mean = reduce add x ...      a part of layer_norm     # computed in a kernel of its own: named
     y = (x - mean) * ...         layer_norm               # computed here with `mean`: named once
 
-An intermediate of one node, or a further result, may be merged with the equal one of another. A
-kernel that computes it on the way to one of the two names that one alone, so that a part keeps all
-that share it.
+Equal intermediates or further results of two nodes may be merged. A kernel that computes one on the
+way to a node's result names that node only, so a part keeps all nodes that share it.
 
-No pass reads the table to decide anything, so that kernels depend on structure only and moving a
-user's line misses no cache.
+No pass decides by this table: kernels depend on structure only, and a user's line that moves still
+hits the cache.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ def of_all(values: Iterable[Value]) -> tuple[Origin, ...]:
 
 
 def record(value: Value, entries: Iterable[Entry]) -> None:
-    """Add origins to a value; a part adds nothing where a node that it belongs to is there."""
+    """Add origins to a value; a part is skipped if one of its nodes is present."""
     found = dict.fromkeys((*_table.get(value, ()), *entries))
     whole = {e for e in found if isinstance(e, Origin)}
     alone = whole | {e[0] for e in found if isinstance(e, tuple) and len(e) == 1}
@@ -70,7 +69,7 @@ def record(value: Value, entries: Iterable[Entry]) -> None:
 
 
 def derive(new: Iterable[Value], old: Iterable[Value]) -> None:
-    """`new` values take over the origins of `old` ones; they keep their own."""
+    """`new` values inherit the origins of `old` ones beside their own."""
     found = dict.fromkeys(e for v in old for e in _table.get(v, ()))
     if found:
         for value in new:
@@ -94,7 +93,7 @@ def unite(kept: Value, gone: Value) -> None:
 
 
 def note_copy(results: Iterable[Value], nodes: Mapping[Origin, Origin]) -> None:
-    """`results` are of a copy of a layer: what its nodes stand for in this copy."""
+    """The nodes of a layer's copy, which gives `results`, for those of the layer."""
     for value in results:
         _copies[value] = nodes
 

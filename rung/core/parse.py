@@ -71,7 +71,7 @@ class Parser(Cursor):
             Func(vocabulary.kind, name, params, outs, Block((), ops), tuple(attrs)))
 
     def section(self, parse: Callable[[str], Any]) -> Any:
-        """What `parse` makes of this line and the block under it, given their text."""
+        """`parse` applied to the text of this line and of the block under it."""
         start = self.tokens[self.at][0]
         while self.take() != NEWLINE:
             pass
@@ -186,7 +186,7 @@ class Parser(Cursor):
 
     # --- expressions
     def expression(self, level: int = 0) -> Value:
-        """An infix expression of operators that bind with `level` or more; appends its ops."""
+        """An infix expression of operators of precedence `level` or higher; appends its ops."""
         left = self._unit()
         while (found := _INFIX.get(self.peek())) and found[1] >= level:
             self.take()

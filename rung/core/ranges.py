@@ -15,14 +15,14 @@ from typing import TypeAlias
 
 from rung.core.expr import (
     ZERO,
-    Atom,
     Bounds,
     Expr,
+    Factor,
     FloorDiv,
     Interval,
     Mod,
     Sym,
-    atoms,
+    factors,
     linear,
     make,
     rebuild,
@@ -55,7 +55,7 @@ Known: TypeAlias = "tuple[tuple[str, tuple[int | Expr, int | Expr | None]], ...]
 
 
 def _relevant(e: Expr, bounds: Bounds) -> Known:
-    """The bounds of the symbols in `e`, and of those in these bounds."""
+    """The bounds of the symbols in `e`, transitively."""
     found, names = dict.fromkeys(e.names), list(e.names)
     while names:
         for end in bounds.get(names.pop(), ()):
@@ -65,7 +65,7 @@ def _relevant(e: Expr, bounds: Bounds) -> Known:
     return tuple((name, bounds[name]) for name in sorted(found) if name in bounds)
 
 
-QUESTIONS = 1 << 16  # after which all answers are forgotten: each adds some, and none goes alone
+QUESTIONS = 1 << 16  # the memo is cleared after so many
 _asked = count(1)
 
 
@@ -84,12 +84,12 @@ FUEL, STEPS = 16, 128  # of one proof: how deep it goes, and how many steps it h
 
 
 class _Facts:
-    """What follows from some bounds. Every question is answered once, and a proof gives up after
-    `STEPS`: it would otherwise take time exponential in the depth of nested `//` and `%`."""
+    """Consequences of some bounds, memoized. A proof gives up after `STEPS`: it could take time
+    exponential in the depth of nested `//` and `%`."""
 
     def __init__(self, bounds: Bounds):
         self.bounds = bounds
-        self.intervals: dict[Expr | Atom, Interval] = {}
+        self.intervals: dict[Expr | Factor, Interval] = {}
         self.lowest: dict[Expr, float] = {}
         self.simple: dict[Expr, Expr] = {}
 
@@ -103,25 +103,25 @@ class _Facts:
         return self.interval(e)[0] >= 0 or self.lower(e) >= 0
 
     def interval(self, e: Expr) -> Interval:
-        """Numbers around e, each atom taken for itself."""
+        """Numeric bounds of e, each factor bounded independently."""
         if e not in self.intervals:
             lo: float = e.const
             hi: float = e.const
             for coef, mono in e.terms:
                 term: Interval = (coef, coef)
                 for a in mono:
-                    ends = [x * y if x and y else 0 for x in term for y in self.of_atom(a)]
+                    ends = [x * y if x and y else 0 for x in term for y in self.of_factor(a)]
                     term = min(ends), max(ends)
                 lo, hi = lo + term[0], hi + term[1]
             self.intervals[e] = lo, hi
         return self.intervals[e]
 
-    def of_atom(self, a: Atom) -> Interval:
+    def of_factor(self, a: Factor) -> Interval:
         if a not in self.intervals:
-            self.intervals[a] = self._of_atom(a)
+            self.intervals[a] = self._of_factor(a)
         return self.intervals[a]
 
-    def _of_atom(self, a: Atom) -> Interval:
+    def _of_factor(self, a: Factor) -> Interval:
         if isinstance(a, Sym):
             low, high = self.bounds.get(a.name, (0, None))
             top = inf if high is None else self.interval(Expr.of(high))[1]
@@ -136,24 +136,24 @@ class _Facts:
         return 0, min(d - 1, hi) if lo >= 0 else d - 1
 
     def lower(self, e: Expr) -> float:
-        """A number <= e."""
+        """A numeric lower bound of e."""
         if e not in self.lowest:
             self.lowest[e] = self._lower(e, FUEL, iter(range(STEPS)))
         return self.lowest[e]
 
     def _lower(self, e: Expr, fuel: int, steps: Iterator[int]) -> float:
-        """Atoms give way to their symbolic bounds one by one, the rest to numbers."""
+        """Factors are replaced by symbolic bounds one by one, the rest by numbers."""
         best = self.interval(e)[0]
         if not fuel or not e.terms or next(steps, None) is None:
             return best
-        order = {a: _elimination_order(a, self.bounds) for a in atoms(e)}
-        for atom in sorted(order, key=lambda a: order[a]):
-            coef, rest = linear(e, atom)
-            if order[atom][0] == 2 and not coef.terms:
+        order = {a: _elimination_order(a, self.bounds) for a in factors(e)}
+        for factor in sorted(order, key=lambda a: order[a]):
+            coef, rest = linear(e, factor)
+            if order[factor][0] == 2 and not coef.terms:
                 continue  # a number times a symbol between numbers: the interval is exact in it
             down = self._nonneg(coef, fuel - 1, steps)
             if down or self._nonneg(-coef, fuel - 1, steps):
-                part, scale = self._atom_lower(atom, coef, down, steps)
+                part, scale = self._factor_lower(factor, coef, down, steps)
                 if part is not None:
                     low = self._lower(rest * scale + part, fuel - 1, steps)
                     return max(best, low if isinf(low) else -(-low // scale))
@@ -162,7 +162,7 @@ class _Facts:
     def _nonneg(self, e: Expr, fuel: int, steps: Iterator[int]) -> bool:
         return self.interval(e)[0] >= 0 or self._lower(e, fuel, steps) >= 0
 
-    def _atom_lower(self, a: Atom, k: Expr, down: bool, steps: Iterator[int]
+    def _factor_lower(self, a: Factor, k: Expr, down: bool, steps: Iterator[int]
                     ) -> tuple[Expr | None, int]:
         """(part, scale) with scale*k*a >= part, where k >= 0 if `down`, else k <= 0."""
         match a:
@@ -186,11 +186,11 @@ class _Facts:
         if e in self.simple:
             return self.simple[e]
         self.simple[e] = e  # ends a cycle of rules, should there be one
-        out = rebuild(e, self._atom)
+        out = rebuild(e, self._factor)
         self.simple[e] = out = out if out is e else self.simplified(out)
         return out
 
-    def _atom(self, a: Atom) -> Expr:
+    def _factor(self, a: Factor) -> Expr:
         if isinstance(a, Sym):
             low, high = self.bounds.get(a.name, (0, None))
             return Expr.of(a.name if high is None or Expr.of(high) is not Expr.of(low) else low)
@@ -212,7 +212,7 @@ class _Facts:
         return q + r // den, r % den
 
     def quotient(self, r: Expr, den: Expr) -> int | None:
-        """r // den when the ranges make it one number."""
+        """r // den where the ranges make it constant."""
         c = den.const_value
         lo, hi = self.range(r)
         if c and lo is not None and hi is not None and lo // c == hi // c:
@@ -230,7 +230,7 @@ def _div(x: float, c: float) -> float:
     return x // c if not isinf(c) else 0 if x >= 0 else -1
 
 
-def _elimination_order(a: Atom, bounds: Bounds) -> tuple[int, str]:
+def _elimination_order(a: Factor, bounds: Bounds) -> tuple[int, str]:
     """Axes before the sizes that bound them, so that equal sizes cancel."""
     if not isinstance(a, Sym):
         return 1, a.text

@@ -1,7 +1,7 @@
 """Rewriting: apply a rule to every op, substitute values, drop dead ops, merge equal ones.
 
-All functions are pure, keep ops and values that do not change (the same objects), and carry the
-origins of what they replace and of what that read and the new ops do not.
+All functions are pure and keep unchanged ops and values (the same objects). New ops inherit the
+origins of replaced ops, and of values that only those read.
 """
 
 from __future__ import annotations
@@ -55,8 +55,7 @@ def substitute(ops: Sequence[Op], values: Mapping[Value, Value]) -> list[Op]:
 
 
 def is_pure(op: Op) -> bool:
-    """Whether the op and all in its blocks only compute results, none a size that is read by name.
-    """
+    """Whether the op and its blocks only compute results, none a size that is read by name."""
     if op.effect is not Effect.PURE or any(r.type is INDEX for r in op.results):
         return False
     return all(is_pure(x) for b in op.blocks() for x in b.ops)
@@ -78,7 +77,7 @@ def merge_equal(func: Func, classes: tuple[type[Op], ...] = (Op,),
                 apart: Collection[Value] = ()) -> Func:
     """Common subexpressions: pure ops of equal class, operands and attributes become one.
 
-    Two that both give a value of `apart` stay two, and so do two that others became one with.
+    Ops that give values of `apart`, or were merged with such ops, are not merged with each other.
     """
     apart = set(apart)
     seen: dict[Hashable, Op] = {}

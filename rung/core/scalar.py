@@ -29,9 +29,9 @@ class ScalarFn:
     """A scalar function. `infix` is its symbol and precedence (higher binds tighter) in dumps.
 
     `associative` is meant up to float rounding; `cost` is in rough machine operations per element.
-    An `approximate` function rounds otherwise here and there: by Rung, by torch, or by both. One
-    that `jumps` shows a last bit of its argument; one that is `light` is computed again rather than
-    kept.
+    An `approximate` function may be off in the last bit in Rung, in torch, or in both. One that
+    `jumps` is discontinuous: a last bit of its argument shows. A `light` one is recomputed rather
+    than stored.
     """
 
     name: str
@@ -101,7 +101,7 @@ def _quiet(meaning: Meaning) -> Meaning:
 
 
 def _wide(meaning: Meaning) -> Meaning:
-    """Computed in float64 and rounded once, so that float32 results are (nearly) correctly so."""
+    """Computed in float64 and rounded once: float32 results are (nearly) correctly rounded."""
     def wide(*args: Array) -> Array:
         return np.asarray(meaning(*(np.asarray(a, np.float64) for a in args))).astype(
             np.asarray(args[0]).dtype)

@@ -1,10 +1,9 @@
-"""Files on disk that are whole or not there: the cache of what was compiled.
+"""The compilation cache on disk: files are complete or absent.
 
 An entry is a file beside its note, the hash of its name and content. It appears by rename and is
-read only where the note fits, so that what a killed process, a full disk or another hand left is
-an entry that is not there. The folder belongs to the user, or to root who filled it for others,
-and nobody else may write there. A cache that cannot be written to is still read; what is compiled
-then lies in a folder of this process.
+read only where the note fits: remains of a killed process, a full disk or tampering count as
+absent. The folder belongs to the user, or to root who filled it for others, and nobody else may
+write there. A read-only cache is still read; new entries then go to a folder of this process.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ def trusted(kind: str) -> Path:
 
 
 def warn(what: str) -> None:
-    """Tell what is wrong with the cache, in the log but once in a process."""
+    """Log what is wrong with the cache, once per process."""
     trace.emit("declined", "store", "cache", what)
     if not _told:
         log.warning("rung: the cache of compiled kernels %s. This process keeps its kernels in a "

@@ -163,7 +163,7 @@ class Printer:
 
     # --- expressions
     def expression(self, value: Value, level: int = 0) -> str:
-        """`value` by name, or the op printed in its place, amid operators of strength `level`."""
+        """`value` by name, or its op inline, inside operators of precedence `level`."""
         op = self.inlined.get(value)
         return value.name if op is None else self.inline(op, level)
 

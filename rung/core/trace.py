@@ -1,4 +1,4 @@
-"""What the passes did and why: a no-op until somebody listens.
+"""What the passes did and why: a no-op without a listener.
 
 `with listen() as events:` collects, in order, `Event`s: a pass ran, a rule fired, a candidate was
 declined with a reason, alternatives were priced, a graph was compiled. `rung explain` and the
@@ -19,7 +19,7 @@ from typing import Any
 @dataclass(frozen=True)
 class Event:
     """`kind` is ran | fired | declined | priced | compiled; `subject` names what it is about;
-    `module` is the one that tells."""
+    `module` emitted it."""
 
     kind: str
     place: str
@@ -38,12 +38,12 @@ def active() -> bool:
 
 
 def heard() -> list[Event]:
-    """What the innermost listener has heard so far; nothing if nobody listens."""
+    """The events of the innermost listener so far; none without one."""
     return _listener.get() or []
 
 
 def emit(kind: str, place: str, subject: str, detail: str = "", **data: Any) -> None:
-    """Record one event; costs a dictionary lookup when nobody listens."""
+    """Record one event; costs a dictionary lookup without a listener."""
     events = _listener.get()
     if events is not None:
         module = sys._getframe(1).f_globals["__name__"]
@@ -52,8 +52,8 @@ def emit(kind: str, place: str, subject: str, detail: str = "", **data: Any) -> 
 
 @contextmanager
 def listen() -> Iterator[list[Event]]:
-    """Collect the events of the enclosed code (of this thread); who listens around it hears them
-    too, afterwards."""
+    """Collect the events of the enclosed code in this thread; an outer listener gets them
+    afterwards."""
     events: list[Event] = []
     around, token = _listener.get(), _listener.set(events)
     try:

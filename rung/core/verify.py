@@ -8,8 +8,8 @@ In: a function and its vocabulary. Out: nothing, or a VerifyError that draws the
       ^^^^^^^^^^^^^
     from aten.copy.default, node copy_3, model.py:12
 
-An op is immutable: one that passed its own rules is not looked at again, except for what depends on
-its surroundings (names, order, the end of a block), which is one sweep.
+Ops are immutable, so an op's own rules are checked once; what depends on its surroundings (names,
+order, the end of a block) is one sweep.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def ops_in_line(op: Op, printer: Printer) -> Iterator[Op]:
 
 
 def _origins(op: Op) -> Iterator[str]:
-    """Of the op's results; of its operands for an op without results or without origins."""
+    """The origins of the op's results; of its operands where it has none."""
     found = [o for v in op.results for o in origins.of(v)]
     for origin in dict.fromkeys(found or [o for v in op.operands() for o in origins.of(v)]):
         place = f", {origin.line}" if origin.line else ""

@@ -1,10 +1,10 @@
-"""Barriers between the threads of a block: inserted where a shared array needs one, or checked.
+"""Barriers between the threads of a block: insertion for shared arrays, and a check.
 
 In: Kernel IR of a machine with threads, and the spaces that a block's threads share. An element of
 such an array is read after another thread wrote it, or overwritten after another thread read it,
-only with a barrier in between. Whole arrays are looked at, not elements. A transfer in flight
-counts as written at its wait: what its own thread waited for, others see after a barrier. Roles
-have barriers of their own, and the arrays of rings need none: tokens order their accesses.
+only with a barrier in between. The analysis is per array, not per element. A transfer in flight
+counts as written at its wait: its thread sees it then, others after a barrier. Roles have separate
+barriers, and arrays of rings need none: tokens order their accesses.
 
     a[it,k] = ...                a[it,k] = ...
     t = a[0,k]             ->    barrier shared
@@ -46,7 +46,7 @@ class State:
 
 
 def insert_barriers(func: Func, spaces: Collection[str]) -> Func:
-    """The kernel with the barriers that arrays in `spaces` need."""
+    """The kernel with barriers for the arrays in `spaces`."""
     return replace(func, body=_Pass(spaces, insert=True).block(func.body, State()))
 
 
@@ -56,7 +56,8 @@ def check_barriers(func: Func, spaces: Collection[str]) -> None:
 
 
 class _Pass:
-    """One walk in text order; a loop's body is walked twice, the second time from its own end."""
+    """One walk in text order; a loop's body is walked twice, the second time from the state at its
+    end."""
 
     def __init__(self, spaces: Collection[str], insert: bool):
         self.spaces, self.insert = spaces, insert
@@ -104,7 +105,7 @@ class _Pass:
                 and v not in self.guarded}
 
     def _through(self, op: Op, state: State) -> Op:
-        """The op with its blocks done; `state` becomes the one after it."""
+        """The op with its blocks transformed; `state` becomes the one after it."""
         match op:
             case For():
                 once = state.copy()
@@ -144,5 +145,5 @@ class _Pass:
 
 
 def _launch(op: Op) -> bool:
-    """Whether what is inside has a state of its own: blocks, threads, roles."""
+    """Whether the body starts with a fresh state: blocks, threads, roles."""
     return isinstance(op, Roles | Role) or (isinstance(op, For) and op.level not in ("", "unroll"))

@@ -1,4 +1,4 @@
-"""Instructions that the Kernel IR can call: which ones there are is for the machine to say.
+"""Intrinsics: instructions callable from Kernel IR. The machine says which ones there are.
 
 `apply mac16 c, a, b by k16` works on families: a varies over rows and the unrolled axis k16, b over
 k16 and lanes; sizes are multiples of the instruction's. Operands of a narrower type than c are

@@ -78,7 +78,7 @@ class Unrolled:
 
 @dataclass(frozen=True)
 class Raster:
-    """Blocks stay and take one tile of the grid after another, in bands of `group` rows."""
+    """Persistent blocks take tiles of the grid one by one, in bands of `group` rows."""
 
     group: int
 
@@ -134,7 +134,7 @@ class Store(StoreBase):
 
     @property
     def family(self) -> VecType:
-        """The elements that are written, of which the value may be fewer."""
+        """The elements written; the value may have fewer, and is broadcast."""
         return _family(self)
 
     def run(self, interp: Interp, *operands: Any) -> Any:
@@ -143,7 +143,7 @@ class Store(StoreBase):
 
 
 def _family(op: Load | Store) -> VecType:
-    """The elements that subscripts tell apart, those that are data too."""
+    """The elements that subscripts distinguish, data-dependent ones included."""
     subs = [s.type for s in op.subs if isinstance(s, Value) and isinstance(s.type, VecType)]
     unroll = dict.fromkeys((*op.unroll, *(u for t in subs for u in t.unroll)))
     lanes = max([op.lanes, *(t.lanes for t in subs)])
@@ -171,7 +171,7 @@ def _set_lanes(interp: Interp, lanes: int) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Alloc(Op):
-    """An array in a memory space, undefined until written; lives to the end of its block."""
+    """An array in a memory space, undefined until written; its scope is its block."""
 
     types: tuple[Type, ...] = ()
     keyword: ClassVar[str] = "alloc"
@@ -194,7 +194,7 @@ class Alloc(Op):
 
 @dataclass(frozen=True, eq=False)
 class Fill(Op):
-    """A family of vectors that all hold one number: what an accumulator starts from."""
+    """A family of vectors that all hold one number, such as an accumulator's initial value."""
 
     value: float | int | bool
     types: tuple[Type, ...] = ()
@@ -246,7 +246,7 @@ class Combine(Op):
 
 @dataclass(frozen=True, eq=False)
 class Barrier(Op):
-    """All threads of the block have arrived; what they wrote to `space` is visible to all."""
+    """Waits for all threads of the block; their writes to `space` are then visible to all."""
 
     space: str
     keyword: ClassVar[str] = "barrier"
@@ -265,7 +265,7 @@ def run_kernel_ir(func: Func, arrays: Mapping[str, np.ndarray],
                   engine: type[Engine] = Engine, known: Mapping[str, int] | None = None) -> None:
     """Run Kernel IR on NumPy arrays by parameter and output name, in place.
 
-    `known` gives the sizes that no buffer's shape shows alone.
+    `known` gives the sizes that cannot be read off a buffer's shape.
     """
     buffers = [(v, np.asarray(arrays[v.name])) for v in (*func.params, *func.outs)]
     sizes = {**(known or {}), **bind_buffers(buffers)}
@@ -313,7 +313,7 @@ def verify_kernel_ir(func: Func, spaces: Collection[str] | None = None) -> None:
 
 
 def _verify_scope(block: Block, scope: set[str], values: set[str]) -> None:
-    """Index symbols are sizes, unrolled axes or variables of loops around; none is shadowed."""
+    """Index symbols are sizes, unrolled axes or variables of enclosing loops; none is shadowed."""
     for op in block.ops:
         symbols = {s for e in expressions(op) for s in e.symbols() if not is_size(s)}
         symbols |= {op.axis} if isinstance(op, Combine | Apply) else set()
@@ -330,7 +330,7 @@ def _verify_scope(block: Block, scope: set[str], values: set[str]) -> None:
 
 
 def _verify_family(op: Op, unroll: Unroll) -> None:
-    """The copies of a family are those that its subscripts tell apart."""
+    """The copies of a family are those that its subscripts distinguish."""
     for value in op.results:
         if isinstance(value.type, VecType) and not set(value.type.unroll) <= set(unroll):
             raise VerifyError(f"{value.type} is unrolled unlike the kernel", op)

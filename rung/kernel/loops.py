@@ -6,8 +6,8 @@
     if nonneg [14-k]
       ...
 
-Loop variables live in index expressions by name. A loop `at` a thread level is no loop on NumPy:
-its variable runs over a dimension of the values.
+Loop variables appear in index expressions by name. On NumPy a loop `at` a thread level is not
+sequential: its variable spans a dimension of the values.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class For(Op):
         return state if len(self.inits) != 1 else state[0]
 
     def steps(self, interp: Interp) -> Iterator[None]:
-        """Gives the loop variable its values, one after the other; threads have all at once."""
+        """Sets the loop variable to its values in sequence; for threads to all at once."""
         hi = int(interp.index(self.hi))
         if self.cap is not None:
             hi = min(hi, int(interp.index(self.cap)))

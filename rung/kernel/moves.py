@@ -5,8 +5,8 @@
     wait k pending 1
 
 An asynchronous transfer completes only at a `wait` of its group that leaves at most `pending`
-commits in flight. On NumPy its destination is poisoned until then, so that a missing wait or a ring
-of too few slots shows in the results.
+commits in flight. On NumPy its destination is poisoned until then, which exposes a missing wait or
+a ring of too few slots.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Box = tuple[slice, ...]
 
 @dataclass(frozen=True)
 class Flight:
-    """A transfer that has started: `inner` of the destination gets the source, the rest `fill`."""
+    """A started transfer: `inner` of the destination gets the source, the rest `fill`."""
 
     dst: np.ndarray
     box: Box
@@ -52,9 +52,9 @@ class Flight:
 
 
 class Engine(Interp):
-    """An interpreter with transfers in flight: by group the committed batches, oldest first.
+    """An interpreter with transfers in flight: committed batches by group, oldest first.
 
-    `tokens` are those of rings that nobody has taken, `counts` how often each was given and taken.
+    `tokens` are the available ones of rings, `counts` how often each was given and taken.
     """
 
     def __init__(self, symbols: Mapping[str, int] | None = None, axes: Sequence[str] = ()):
@@ -65,13 +65,13 @@ class Engine(Interp):
         self.counts: dict[tuple[str, str, type[Op]], int] = {}
 
     def fork(self) -> Engine:
-        """An engine for one of several roles: loop variables of its own, all else is shared."""
+        """An engine for one role: own loop variables, everything else shared."""
         twin = copy(self)
         twin.symbols = dict(self.symbols)
         return twin
 
     def turn(self, ready: Sequence[str]) -> str:
-        """Which of the roles that can go on goes on; here the first, so that loads run ahead."""
+        """Schedules one of the ready roles; here the first, so that loads run ahead."""
         return ready[0]
 
     def start(self, group: str, flight: Flight) -> None:
@@ -92,10 +92,10 @@ class Engine(Interp):
 
 @dataclass(frozen=True, eq=False)
 class Transfer(Op):
-    """Copies the elements of a box that lie before `valid` in each of its dimensions.
+    """Copies a box's elements below `valid` in each dimension.
 
-    The box covers the last dimensions of both sides; what stands before them is an index. The rest
-    of the box becomes `fill` in an array, and stays as it is in a tensor.
+    The box covers the last dimensions of both sides; leading ones are indexed. The rest of the box
+    becomes `fill` in an array and is unchanged in a tensor.
     """
 
     dst: Value
@@ -123,7 +123,7 @@ class Transfer(Op):
             raise VerifyError(f"{len(self.valid)} valid extents for a box of {len(self.box)}")
 
     def accesses(self) -> tuple[LoadBase, StoreBase]:
-        """The same as element accesses, for rules about what may be read and written."""
+        """The same as element accesses, for rules about reads and writes."""
         return LoadBase(self.src, self.src_at), StoreBase(self.dst, self.dst_at, self.src)
 
     def run(self, interp: Interp, *operands: Any) -> Any:
@@ -160,7 +160,7 @@ def _slices(array: np.ndarray, at: Sequence[int], count: Sequence[int]) -> Box:
 
 @dataclass(frozen=True, eq=False)
 class Commit(Op):
-    """Closes the batch of transfers that its group has started since the last commit."""
+    """Closes the batch of transfers that its group started since the last commit."""
 
     group: str
     keyword: ClassVar[str] = "commit"
@@ -174,7 +174,7 @@ class Commit(Op):
 
 @dataclass(frozen=True, eq=False)
 class Wait(Op):
-    """All but the newest `pending` batches of a group have arrived."""
+    """Waits until at most the newest `pending` batches of a group are in flight."""
 
     group: str
     pending: int

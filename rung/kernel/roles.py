@@ -1,4 +1,4 @@
-"""Roles: streams of ops that run beside each other and meet at the tokens of rings.
+"""Roles: concurrent streams of ops, synchronized by the tokens of rings.
 
     ring k slots 2 of x_tile, w_tile
     roles
@@ -13,8 +13,8 @@
           ... reads x_tile[kb%2,..]
           signal k free step kb
 
-A ring's slots start free. One role fills them in order, another drains them; a slot is handed over
-by a token each way. What a role awaits nobody else takes, so `step` counts on both sides alike.
+A ring's slots start free. One role fills them in order, another drains them; a token each way hands
+over a slot. A token has one consumer, so `step` counts equally on both sides.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FULL, FREE = "full", "free"  # the tokens of a slot: it can be drained, it can b
 
 @dataclass(frozen=True, eq=False)
 class Ring(Op):
-    """`slots` copies of some arrays that one role fills and another drains, in order."""
+    """`slots` copies of some arrays, filled by one role and drained by another, in order."""
 
     name: str
     slots: int
@@ -63,7 +63,7 @@ class Ring(Op):
 
 @dataclass(frozen=True, eq=False)
 class Role(Op):
-    """One stream: `count` queues or teams of threads with `regs` registers a thread (0: as is)."""
+    """One stream: `count` queues, or teams of threads with `regs` registers each (0: default)."""
 
     name: str
     body: Block
@@ -76,7 +76,7 @@ class Role(Op):
 
 @dataclass(frozen=True, eq=False)
 class Roles(Op):
-    """Runs the roles in its body beside each other, until all have ended."""
+    """Runs the roles in its body concurrently, until all have ended."""
 
     body: Block
     keyword: ClassVar[str] = "roles"
@@ -94,7 +94,7 @@ class Roles(Op):
 
 @dataclass(frozen=True, eq=False)
 class _Token(Op):
-    """What `await` and `signal` share: a token of a ring, for the `step`th time."""
+    """Base of `await` and `signal`: a token of a ring, for the `step`th time."""
 
     ring: str
     token: str
@@ -106,7 +106,7 @@ class _Token(Op):
             raise VerifyError(f"a ring has no token {self.token!r}")
 
     def count(self, engine: Engine) -> None:
-        """One more; on a GPU a step too many or too few would meet the parity of another."""
+        """Increments the count; on a GPU a wrong step would match another one's parity."""
         key = self.ring, self.token, type(self)
         if int(engine.index(self.step)) != engine.counts[key]:
             raise LaunchError(f"{self.keyword} {self.ring} {self.token} for step "
@@ -116,7 +116,7 @@ class _Token(Op):
 
 @dataclass(frozen=True, eq=False)
 class Await(_Token):
-    """Waits until the token is there and takes it; with `full` the slot's transfers are there."""
+    """Waits for the token and takes it; with `full` the slot's transfers have arrived."""
 
     keyword: ClassVar[str] = "await"
     form: ClassVar[str] = "await {ring} {token} step {step}"
@@ -131,7 +131,7 @@ class Await(_Token):
 
 @dataclass(frozen=True, eq=False)
 class Signal(_Token):
-    """Gives the token; `full` once the transfers of the ring's group, started before, arrived."""
+    """Gives the token; `full` after earlier transfers of the ring's group have arrived."""
 
     keyword: ClassVar[str] = "signal"
     form: ClassVar[str] = "signal {ring} {token} step {step}"
@@ -150,8 +150,8 @@ Stream = Generator[Op, None, Any]
 
 
 def _take_turns(engine: Engine, roles: Sequence[Role]) -> None:
-    """One role goes on from token to token, as `engine.turn` says. Raises LaunchError when every
-    role that has not ended waits."""
+    """Runs one role at a time up to its next token, by `engine.turn`. Raises LaunchError for a
+    deadlock."""
     streams: dict[str, Stream] = {r.name: _stream(engine.fork(), r.body) for r in roles}
     at: dict[str, Op] = {}  # before which token each stands
 
@@ -173,7 +173,7 @@ def _take_turns(engine: Engine, roles: Sequence[Role]) -> None:
 
 
 def _stream(engine: Engine, block: Block, args: Sequence[Any] = ()) -> Stream:
-    """Runs a block and stops before each of its tokens."""
+    """Runs a block, suspended before each of its tokens."""
     engine.values.update(zip(block.args, args, strict=True))
     out: Any = ()
     for op in block.ops:

@@ -1,4 +1,4 @@
-"""Rules of roles: tokens balanced, every slot guarded, no roles that wait for each other.
+"""Rules of roles: balanced tokens, guarded slots, no deadlock.
 
 In: a block of Kernel IR. Out: nothing, or a VerifyError at the op at fault. The rules are those of
 a marked graph: a token is given as often as it is awaited, and each cycle through roles has one.
@@ -25,8 +25,8 @@ Token = Await | Signal
 
 
 @dataclass(frozen=True)
-class Site:
-    """Where an op of a role stands: the loops around it, and its position in each block."""
+class Position:
+    """An op's position in a role: the enclosing loops, and the index in each block."""
 
     op: Op
     role: Role
@@ -37,15 +37,15 @@ class Site:
     def trips(self) -> list[tuple[Expr, Expr | None]]:
         return [(x.hi, x.cap) for x in self.loops]
 
-    def between(self, first: Site, last: Site) -> bool:
-        """Whether it stands after one and before the other, which share a block."""
+    def between(self, first: Position, last: Position) -> bool:
+        """Whether it is after `first` and before `last`, which share a block."""
         block, start = first.trail[-1]
         return last.trail[-1][0] is block and any(
             b is block and start < n < last.trail[-1][1] for b, n in self.trail)
 
 
 def steps_of(loops: Sequence[For]) -> Expr:
-    """How often the innermost loop's body ran before, from the loop variables around it."""
+    """The number of earlier runs of the innermost loop's body, from all loop variables."""
     total = ZERO
     for x in loops:
         total = total * x.hi + sym(x.var)
@@ -70,7 +70,7 @@ def verify_roles(body: Block) -> None:
 
 
 class _Group:
-    """The roles that run beside each other, and the rings between them."""
+    """Concurrent roles, and the rings between them."""
 
     def __init__(self, group: Roles, rings: Sequence[Ring]):
         self.roles = [op for op in group.body.ops if isinstance(op, Role)]
@@ -109,7 +109,7 @@ class _Group:
                 if value in ring.arrays:
                     self.access(ring, s, at, *(fills if writes else drains))
 
-    def tokens(self, ring: Ring, kind: type[Token], token: str) -> Site:
+    def tokens(self, ring: Ring, kind: type[Token], token: str) -> Position:
         found = [s for s in self.sites if isinstance(s.op, kind)
                  and (s.op.ring, s.op.token) == (ring.name, token)]
         if len(found) != 1:
@@ -118,8 +118,8 @@ class _Group:
                               found[1].op if found else ring)
         return found[0]
 
-    def access(self, ring: Ring, s: Site, at: Sequence[Expr | Value], first: Site, last: Site
-               ) -> None:
+    def access(self, ring: Ring, s: Position, at: Sequence[Expr | Value], first: Position,
+               last: Position) -> None:
         if not s.between(first, last):
             self.unguarded(ring, s, first)
         if ring.slots > 1:
@@ -128,15 +128,15 @@ class _Group:
             if not isinstance(slot, Expr) or slot.simplify(bounds) is not want.simplify(bounds):
                 raise VerifyError(f"the slot of {ring.name} is {want} here", s.op)
 
-    def unguarded(self, ring: Ring, s: Site, first: Site) -> NoReturn:
+    def unguarded(self, ring: Ring, s: Position, first: Position) -> NoReturn:
         assert isinstance(first.op, Token)
         raise VerifyError(f"the slot of {ring.name} is not held here: that is after `await "
                           f"{ring.name} {first.op.token}` and before the signal", s.op)
 
     def private(self) -> None:
-        """An array outside of rings is touched by one role, if one writes it."""
+        """An array outside of rings that a role writes is accessed by that role only."""
         guarded = {v for r in self.rings.values() for v in r.arrays}
-        touched: dict[Value, Site] = {}
+        touched: dict[Value, Position] = {}
         written = {v for s in self.sites for v, _, writes in _accesses(s.op) if writes}
         for s in self.sites:
             for value, _, _ in _accesses(s.op):
@@ -147,10 +147,10 @@ class _Group:
 
 
 def _sites(role: Role, block: Block, loops: tuple[For, ...], trail: tuple[tuple[Block, int], ...]
-           ) -> Iterator[Site]:
+           ) -> Iterator[Position]:
     for n, op in enumerate(block.ops):
         here = (*trail, (block, n))
-        yield Site(op, role, loops, here)
+        yield Position(op, role, loops, here)
         if isinstance(op, If):
             for x in walk(Block((), (op,))):
                 if isinstance(x, Token):
@@ -161,7 +161,7 @@ def _sites(role: Role, block: Block, loops: tuple[For, ...], trail: tuple[tuple[
 
 
 def _accesses(op: Op) -> Iterator[tuple[Value, Sequence[Expr | Value], bool]]:
-    """(array, subscripts, whether it is written) of each access of an op."""
+    """(array, subscripts, whether it is a write) of each access of an op."""
     found = op.accesses() if isinstance(op, Transfer) else (op,)
     for x in found:
         if isinstance(x, LoadBase | StoreBase) and isinstance(x.buf.type, ArrayType):
@@ -171,8 +171,8 @@ def _accesses(op: Op) -> Iterator[tuple[Value, Sequence[Expr | Value], bool]]:
 # ---- order
 
 def _no_cycle(blocks: Sequence[Block]) -> None:
-    """No roles wait for each other: without the tokens that are there at the start (`free`), what
-    must come before what has an order. Loops that share a ring go on together, as one."""
+    """No deadlock: without the initial tokens (`free`), the dependences of ops are acyclic. Loops
+    that share a ring count as one."""
     lines = [list(_through(b)) for b in blocks]
     loops = [op for line in lines for op in line if isinstance(op, For)]
     teams = _teams(loops)

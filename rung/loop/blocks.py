@@ -1,13 +1,13 @@
-"""Long sums in blocks, so that no number adds many terms: the rounding error grows with the block.
+"""Blocked summation: the rounding error of a long sum grows with the block, not the length.
 
     s = fold add x[j,i] over j 4096   ->   t = fold add x[64*j1+j2,i] over j2 64
                                            s = fold add t over j1 64
 
-A row is summed in lanes, whose sums are short already; here the axis is one that memory is not
-contiguous along. A length that has no fitting divisor is summed in float64. Reassociates.
+For axes along which memory is not contiguous: sums of rows are split over lanes already. A length
+without a suitable divisor is summed in float64. Reassociates.
 
-Counts, and other sums of narrow integers that cannot leave i32, are summed there: a vector has
-twice as many lanes of it as of i64.
+Counts, and other sums of narrow integers that fit i32, use it: a vector has twice as many lanes of
+i32 as of i64.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SHORT = 32  # terms of a block that are worth a loop
 
 
 def in_blocks(func: Func) -> Func:
-    """`func` with every long sum of f32 that runs across memory in blocks, or in float64."""
+    """`func` with every long strided f32 sum in blocks, or in float64."""
     for axis in dict.fromkeys(op.axis for op in long_sums(func)):
         size = block(func, axis)
         sums = [op for op in long_sums(func) if op.axis == axis]
@@ -43,7 +43,7 @@ LARGEST = {BOOL: 1, U8: 255, I8: 128, I16: 1 << 15}  # what a term of a type add
 
 
 def _small_sums(func: Func) -> list[Fold]:
-    """The folds that add terms of narrow types in i64, though i32 is enough for all of them."""
+    """The folds that add terms of narrow types in i64 where i32 suffices."""
     made = {r: op for op in func.body.ops for r in op.results}
     return [op for op in _sums(func, I64) if isinstance(term := made.get(op.args[0]), Cast)
             and (op.extent.const_value or 1 << 31) * LARGEST.get(
@@ -51,8 +51,8 @@ def _small_sums(func: Func) -> list[Fold]:
 
 
 def long_sums(func: Func) -> list[Fold]:
-    """The folds that add many f32 terms, each from another place than its neighbour's. Terms of
-    16 bits are less exact than their sum."""
+    """The folds that add many f32 terms that are not contiguous. Terms of 16 bits are excluded:
+    they are less exact than their sum."""
     made = {r: op for op in func.body.ops for r in op.results}
     return [op for op in _sums(func, F32)
             if (op.extent.const_value or CHAIN + 1) > CHAIN and _across(op, made)]
@@ -69,8 +69,8 @@ def _across(op: Fold, made: dict[Value, Op]) -> bool:
 
 
 def block(func: Func, axis: str) -> int | None:
-    """The divisor of the extent next to its root, if the folds over `axis` merge like their steps
-    and both loops are short."""
+    """The divisor of the extent nearest its root, if a fold of folds over `axis` is valid and both
+    loops are short."""
     size = extents_of(func)[axis].const_value
     if size is None or not all(op.plain for op in folds(func) if op.axis == axis):
         return None

@@ -1,11 +1,11 @@
-"""Names of kernels and of what is in them; equal kernels become one.
+"""Canonical names of kernels, parameters, axes and values; equal kernels are merged.
 
     kernel k7(t1, t4) -> v2 ...          ->    kernel mm_relu(x0, x1) -> y ...
 
-A kernel is called by what its first call computes for the user or, where that is not known, by its
-ops; all else comes from structure alone. So equal layers call one kernel, and moving a user's line
-changes no text. Parameters are in order of first use, axes are i, j, .. in order of the stores,
-then of use.
+A kernel is named after the user's functions that its first call computes or, if unknown, after its
+ops; all other names depend on structure only. So equal layers call one kernel, and a user's line
+that moves changes no text. Parameters are in order of first use, axes are i, j, .. in order of the
+stores, then of use.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PARTS = 4  # words in a kernel's name
 def canonical(module: Module, title: Callable[[Sequence[Origin]], str] = lambda _: "") -> Module:
     """The module with kernels renamed, those of equal text merged, and unused ones dropped.
 
-    `title` gives the name of a kernel by what a call of it computes, or "".
+    `title` gives a kernel's name from the origins of a call, or "".
     """
     kernels = {k.name: k for k in module.kernels}
     known: dict[str, Func] = {}  # text under the plain name -> kernel under its final name
@@ -85,7 +85,7 @@ def canonical_kernel(func: Func) -> tuple[Func, tuple[int, ...]]:
 
 
 class _Naming(Copier):
-    """A copier that names results by what they are."""
+    """A copier that names results by their ops."""
 
     def op(self, op: Op) -> tuple[Value, ...]:
         new = self.out.add(self._moved(op))
@@ -112,7 +112,7 @@ def _ordered(store: Store) -> Iterable[str]:
 
 
 def _title(ops: Iterable[Op]) -> str:
-    """`max_exp_sum`: folds, contractions and costly functions; else what there is."""
+    """`max_exp_sum`: folds, contractions and costly functions; else all ops."""
     main, rest = [], []
     moves = "copy"
     for op in ops:

@@ -1,10 +1,10 @@
-"""Carriers: what a fold keeps between steps, how states merge, and when two folds become one.
+"""Carriers: the states of a fold, how states merge, and when two folds become one.
 
 A carrier is data: the monoid of each of its states, and functions that make ops. The monoids are
 carriers of one state. `softmax` keeps a running maximum m and the sum s of exp(x - m); `attend`
 also a sum of exp(x - m)*v. Both are the online normaliser of Milakov and Gimelshein (arXiv
-1805.02867): when the maximum rises, what was summed is rescaled by exp(m - m'), whose exponent is
-never positive.
+1805.02867): when the maximum rises, the sums are rescaled by exp(m - m'), whose exponent is never
+positive.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ PEAK = "max"  # the monoid of the state from which the weights of the others are
 
 @dataclass(frozen=True)
 class Carrier:
-    """`reads[k]` are the inputs that state k depends on: they decide the axes it varies over.
+    """`reads[k]` are the inputs that state k depends on, which determine its axes.
 
-    `monoids[k]` merges state k, once the states are scaled to a common first one. `collapse` makes
-    one state of the many that lanes, unrolled copies and launches hold.
+    `monoids[k]` merges state k, after states are scaled to a common first one. `collapse` merges
+    the states of lanes, unrolled copies and launches.
     """
 
     name: str
@@ -45,11 +45,11 @@ class Carrier:
     numpy: Callable[[Sequence[np.ndarray], int], Any]
 
     def identities(self, dtype: DType) -> Numbers:
-        """What each state starts from."""
+        """The initial value of each state."""
         return tuple(MONOIDS[name].identity(dtype) for name in self.monoids)
 
     def absent(self, dtype: DType) -> Numbers:
-        """For each input of a step, the number that leaves the states as they are."""
+        """For each input of a step, the neutral value: the step changes no state."""
         return (self.identities(dtype)[0], *([0.0] * (self.inputs - 1)))
 
 

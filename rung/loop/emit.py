@@ -1,8 +1,8 @@
-"""Building kernels: a builder that never makes the same op twice, and copying ops into it.
+"""Building kernels: a builder with common subexpression elimination, and copying into it.
 
-In: ops of an existing kernel and what their axes, buffers and values become. Out: new ops, types
-inferred again. `t[i,k]` with i -> 2*j copies to `t[2*j,k]`. Raises Declined where an axis would
-have to become something that an index expression cannot say.
+In: ops of an existing kernel, with replacements of axes, buffers and values. Out: new ops, types
+inferred again. `t[i,k]` with i -> 2*j copies to `t[2*j,k]`. Raises Declined where the replacement
+of an axis is no index expression.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ Sizes = Mapping[str, Expr]  # axis -> extent
 
 
 class Declined(RungError):
-    """A rewrite of a kernel is not possible; the message is the reason."""
+    """A rewrite of a kernel is impossible; the message is the reason."""
 
 
 class Emitter(Builder):
-    """A builder over `axes` that returns the first results again for an op that it has seen."""
+    """A builder over `axes` that returns the earlier results for an equal op."""
 
     def __init__(self, axes: Sizes = {}, taken: Iterable[str] = ()):  # noqa: B006
         super().__init__(Names([*axes, *taken]))
@@ -46,7 +46,7 @@ class Emitter(Builder):
         return self._seen[key]
 
     def keep(self, op: Op) -> tuple[Value, ...]:
-        """Append `op` of another kernel as it is, where its results' names are free."""
+        """Append `op` of another kernel unchanged, if its results' names are free."""
         names, pure = [r.name for r in op.results], op.effect is Effect.PURE
         if (pure and op.key() in self._seen) or not self.names.take(names):
             return self.add(op, *names)
@@ -73,7 +73,7 @@ class Emitter(Builder):
         return tuple(e for e in found if not prove_nonneg(e, self.bounds))
 
     def never(self, mask: Iterable[Expr]) -> bool:
-        """Whether some condition e >= 0 fails at every point."""
+        """Whether some condition e >= 0 is false at every point."""
         return any(prove_nonneg(-e - 1, self.bounds) for e in mask)
 
     def where(self, mask: Sequence[Expr], yes: Value, no: Value) -> Value:
@@ -88,7 +88,7 @@ class Emitter(Builder):
         return self.one(Map("where", (both, yes, no)))
 
     def kernel(self, name: str, params: Iterable[Value], outs: Iterable[Value]) -> Func:
-        """What was built, without dead ops and unused parameters; axes in order of use."""
+        """The kernel, without dead ops and unused parameters; axes in order of use."""
         func = Func("kernel", name, tuple(params), tuple(outs), self.block())
         func = dead_code(func)
         used = dict.fromkeys(a for op in func.body.ops for a in op.nest)
@@ -112,8 +112,8 @@ def hint(op: Op) -> str:
 
 @dataclass
 class Copier:
-    """Copies ops into `out`. `axes` says what each old axis becomes (default: itself), `values`
-    what buffers and copied results are; loads read only where `mask` also holds."""
+    """Copies ops into `out`. `axes` replaces old axes (default: themselves), `values` buffers and
+    copied results; loads get `mask` as a further condition."""
 
     out: Emitter
     axes: dict[str, Sub] = field(default_factory=dict)
@@ -125,7 +125,7 @@ class Copier:
             self.op(op)
 
     def op(self, op: Op) -> tuple[Value, ...]:
-        """Copy one op; its results are then known in `values`. One that stays as it is, is kept."""
+        """Copy one op and enter its results in `values`. An unchanged op is kept."""
         moved = self._moved(op)
         new = self.out.keep(op) if moved is op else (
             self.out.add(moved, *(r.name for r in op.results)))
@@ -156,7 +156,7 @@ class Copier:
                 return op.map(self.values)
 
     def axis(self, name: str) -> str:
-        """What a folded axis is called now."""
+        """The new name of a folded axis."""
         new = self.axes.get(name)
         if new is None:
             return name
@@ -175,7 +175,7 @@ class Copier:
         return self.expr(sub)
 
     def expr(self, e: Expr) -> Expr:
-        """`e` over the new axes; Declined where one of them became a data-dependent value."""
+        """`e` over the new axes; Declined if an axis was replaced by a data-dependent value."""
         new: dict[str, Expr | int] = {}
         for name in e.symbols() & self.axes.keys():
             to = self.axes[name]
@@ -192,7 +192,7 @@ class Copier:
 
 
 def _changed(op: Op, **fields: object) -> Op:
-    """`op` with these fields; the same one where they are as they were."""
+    """`op` with these fields; the same object if unchanged."""
     old = op.__dict__
     return op if all(x is old[f] or x == old[f] for f, x in fields.items()) else (
         op.with_fields(**fields))
@@ -200,8 +200,8 @@ def _changed(op: Op, **fields: object) -> Op:
 
 def rebuilt(func: Func, axes: Mapping[str, Sub], sizes: Sizes | None = None,
             copying: Callable[..., Copier] = Copier) -> Func:
-    """`func` with axes replaced; `sizes` are the extents of all axes that then exist, and `copying`
-    makes what copies the ops."""
+    """`func` with axes replaced; `sizes` are the extents of all new axes, `copying` makes the
+    copier."""
     kept = {a: n for a, n in func.attr("axes").extents if a not in axes}
     buffers = (*func.params, *func.outs)
     out = Emitter(sizes or kept, [v.name for v in buffers])

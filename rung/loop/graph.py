@@ -1,7 +1,7 @@
-"""A program as a graph of pieces: who makes and who reads each value, and an order to run them.
+"""A program as a graph of pieces: the producer and readers of each value, and a schedule.
 
-In: a program's ops. Kernel calls become `Piece`s, other ops stay; both are nodes under the number
-of their place. `ordered` gives them back in that order as far as new dependencies allow.
+In: a program's ops. Kernel calls become `Piece`s, other ops stay; both are nodes, numbered in
+program order. `ordered` keeps that order as far as new dependences allow.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from rung.program.ir import Check, KernelCall, Module, Write
 
 
 class Graph:
-    """`epoch` counts the writes to parameters before a node; `later` is the effect after one.
+    """`epoch` counts the writes to parameters before a node; `later` maps each effect to the next.
 
-    `place` orders the nodes so that each is after what it reads: what moves behind a node gets that
-    node's place and more.
+    `place` is a topological order: a node moved behind another gets that node's place extended.
     """
 
     def __init__(self, ops: Iterable[Op], kernels: dict[str, Func]):
@@ -59,7 +58,7 @@ class Graph:
             self.readers[v].discard(n)
 
     def inputs(self, node: Op | Piece) -> tuple[Value, ...]:
-        """What a node reads, in nested blocks and by the name of a size too."""
+        """The values that a node reads, nested blocks and sizes by name included."""
         if isinstance(node, Piece):
             if not self.sizes:
                 return node.args
@@ -75,17 +74,17 @@ class Graph:
         return (*read, *(v for s, v in self.sizes.items() if s in names))
 
     def users(self, n: int) -> list[int]:
-        """The nodes that read a result of `n`, in order."""
+        """The readers of `n`'s results, in order."""
         return sorted({r for v in self.nodes[n].results for r in self.readers.get(v, ())})
 
     def around(self, n: int) -> set[int]:
-        """`n` and the nodes that make what it reads."""
+        """`n` and the producers of its operands."""
         return {n} | {m for v in self.inputs(self.nodes[n])
                       if (m := self.maker.get(v)) is not None and m in self.nodes}
 
     def between(self, n: int, c: int) -> set[int]:
-        """Up to the place of `c`, the readers of `n` other than `c`, and where they lead to by
-        values or effects' order: `c` too, where one does."""
+        """The readers of `n` other than `c`, and the nodes that depend on these by value or effect,
+        up to the place of `c`; `c` too if it depends on them."""
         stack, last = [r for r in self.users(n) if r != c], self.place[c]
         seen: set[int] = set()
         while stack:
@@ -96,13 +95,13 @@ class Graph:
         return seen
 
     def keep(self, n: int, c: int) -> None:
-        """Give what reads `n` a place after `c`, which is about to make what `n` does."""
+        """Move the readers of `n` behind `c`, which will compute `n`'s results."""
         self.moves -= 1  # before what moved there earlier, which may read it
         for m in self.between(n, c):
             self.place[m] = (*self.place[c], self.moves, *self.place[m])
 
     def before_checks(self) -> set[int]:
-        """The nodes that some check waits for."""
+        """The nodes that some check depends on."""
         found, stack = set[int](), list(self.checks)
         while stack:
             before = self.around(stack.pop()) - found
@@ -111,12 +110,12 @@ class Graph:
         return found
 
     def ordered(self) -> list[Op | Piece]:
-        """Every node after what it waits for."""
+        """Every node after its dependences."""
         return [self.nodes[n] for n in sort(self.waits())]
 
     def waits(self) -> dict[int, set[int]]:
-        """What each node comes after: the makers of what it reads; before an update, the value's
-        readers; effects and writes of parameters keep their order."""
+        """The dependences of each node: the producers of its operands; for an update, the old
+        value's readers; effects and writes of parameters stay in program order."""
         waits: dict[int, set[int]] = {}
         write: dict[int, int] = {self.epoch[n]: n for n, node in self.nodes.items()
                                  if isinstance(node, Write)}
@@ -138,15 +137,15 @@ class Graph:
 
 
 class Memo:
-    """What becomes of two pieces, found once for all pairs of the same kernels called alike."""
+    """Results for pairs of pieces, memoized by their kernels and the shape of their calls."""
 
     def __init__(self) -> None:
         self.known: dict[Hashable, str | tuple[Func, list[tuple[int, ...]]]] = {}
 
     def __call__(self, make: Callable[[], Piece | str], a: Piece, b: Piece, *rest: Hashable
                  ) -> Piece | str:
-        """`make()`, a piece of what `a` and `b` name or the reason against it, which depends on
-        their kernels, on which values they share, and on `rest`."""
+        """`make()`, a piece or the reason against one, which may depend on the kernels of `a` and
+        `b`, the values they share, and `rest` only."""
         calls = (a.args, a.results, a.updates, b.args, b.results, b.updates)
         values = list(dict.fromkeys(chain(*calls)))
         number = {v: n for n, v in enumerate(values)}
@@ -163,7 +162,7 @@ class Memo:
 
 
 def sort(waits: dict[int, set[int]]) -> list[int]:
-    """Each key after those that it waits for, otherwise in rising order."""
+    """Topological order; independent keys in rising order."""
     users: dict[int, list[int]] = {}
     for n, before in waits.items():
         for b in before:
@@ -183,7 +182,7 @@ def sort(waits: dict[int, set[int]]) -> list[int]:
 
 
 def called(programs: Iterable[Func], nodes: Iterable[Iterable[Op | Piece]]) -> Module:
-    """The programs over other nodes, whose pieces become calls of kernels, the same one once."""
+    """The programs over new nodes, whose pieces become calls of deduplicated kernels."""
     made: dict[Func, Func] = {}
 
     def call(node: Op | Piece) -> Op:

@@ -6,7 +6,7 @@
       s = fold add e over j 2048 : f32 over i
       y[i,j] = e / s
 
-Loads read a buffer as it was on entry. No op says when or where it runs: that is the mapping.
+Loads read a buffer's value at kernel entry. No op has a schedule: that is the mapping.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class Axes:
         return ", ".join(f"{name} {extent}" for name, extent in self.extents)
 
     def implied(self, func: Func) -> bool:
-        """Whether the ops alone give these extents, so that text can leave them out."""
+        """Whether the ops imply these extents, so that text can omit them."""
         return dict(find_axes(func).extents) == dict(self.extents)
 
     def renamed(self, names: Mapping[str, str]) -> Axes:
-        """Under other names, which decide the order."""
+        """With other names, which determine the order."""
         symbols = {old: sym(new) for old, new in names.items()}
         return Axes(tuple(sorted(((names.get(name, name), extent.subs(symbols))
                                   for name, extent in self.extents), key=lambda pair: pair[0])))
@@ -81,9 +81,8 @@ class Load(LoadBase):
 class Store(StoreBase):
     """Writes one element for each point of the axes in its subscripts.
 
-    With `combine`, a monoid, `x[at[n],j] add= v` adds it to what is there: points of equal
-    subscripts one after the other, in the order of `clashing` axes. `x[at[n],j] last= v` keeps
-    that order too.
+    With `combine`, a monoid, `x[at[n],j] add= v` adds it to the old value: points of equal
+    subscripts are sequential, in the order of `clashing` axes, also for `x[at[n],j] last= v`.
     """
 
     combine: str = ""
@@ -94,7 +93,7 @@ class Store(StoreBase):
 
     @property
     def clashing(self) -> tuple[str, ...]:
-        """Axes along which two points may have the same subscripts, where that matters."""
+        """Axes along which points of a combining store may have equal subscripts."""
         plain = {str(s) for s in self.subs if isinstance(s, Expr)}
         return tuple(a for a in free_axes(self.subs) if self.combine and a not in plain)
 
@@ -122,8 +121,8 @@ class Fold(FoldBase):
 
     With a `product`, a scalar function of two inputs, it is a `contract` in text and folds their
     products, in one op so that atoms can match it. With `prefix` it is a `scan`: its value varies
-    over the axis that it runs along, so whatever reads it at the same position shares its loop, and
-    what reads it elsewhere reads it from memory.
+    over the folded axis, so readers at the same position share its loop, and others read it from
+    memory.
     """
 
     keyword: ClassVar[str] = "fold"
@@ -140,12 +139,12 @@ class Fold(FoldBase):
 
     @property
     def plain(self) -> bool:
-        """Whether it folds one input by a monoid, so that a fold of folds of parts is the same."""
+        """Whether it folds one input by a monoid, so that it equals a fold of partial folds."""
         return self.carrier in MONOIDS and not self.product and not self.prefix
 
     @property
     def sums_products(self) -> bool:
-        """Whether it is a contraction as linear algebra knows it."""
+        """Whether it is a contraction of linear algebra: a sum of products."""
         return (self.carrier, self.product) == ("add", "mul")
 
     @property
@@ -154,7 +153,8 @@ class Fold(FoldBase):
         return self.sums_products and self.acc.is_float
 
     def step(self, make: Make, state: Sequence[Value], xs: Sequence[Value]) -> tuple[Value, ...]:
-        """The state after one more element, or family of elements: of products where none fuse."""
+        """The state after one more element or family of elements; `xs` is the product if not
+        fused."""
         if self.is_fma:
             return (make(Map("fma", (*xs, state[0])), state[0].name),)
         return self.rule.step(make, state, xs)
@@ -253,12 +253,12 @@ def contractions(func: Func) -> list[Fold]:
 
 
 def reductions(func: Func) -> list[Fold]:
-    """The folds that end: their axis is gone from the result, and means nothing outside."""
+    """The folds that are no scans: their axis is absent from the result and local to the fold."""
     return [op for op in folds(func) if not op.prefix]
 
 
 def overwritten(ops: Sequence[Op], store: Store) -> set[Op]:
-    """The loads before a store to their buffer: what they read is of the time before it."""
+    """The loads before a store to their buffer, which read the old value."""
     before = ops[:ops.index(store)]
     return {op for op in before if isinstance(op, Load) and op.buf is store.buf}
 
@@ -306,7 +306,7 @@ def run_kernel(func: Func, arrays: Mapping[str, np.ndarray],
                known: Mapping[str, int] | None = None) -> None:
     """Run a kernel on NumPy arrays by parameter and output name; stores go into the arrays.
 
-    `known` gives the sizes that no buffer's shape shows alone, as in x: f32[8*s0].
+    `known` gives the sizes that cannot be read off a shape, as in x: f32[8*s0].
     """
     extents = extents_of(func)
     buffers = [(v, np.asarray(arrays[v.name])) for v in (*func.params, *func.outs)]
@@ -341,7 +341,7 @@ def verify_kernel(func: Func) -> None:
 
 
 def finish_kernel(func: Func) -> Func:
-    """What text leaves out: the axes' extents, and that equal loads are one op."""
+    """Adds what text omits: the axes' extents; equal loads become one op."""
     func = merge_equal(func, (Load,))
     return func if func.attr("axes") else func.with_attr("axes", find_axes(func))
 

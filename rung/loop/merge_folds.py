@@ -1,4 +1,4 @@
-"""Folds that read each other's results, over one axis, as one fold: the online softmax.
+"""Dependent folds over one axis as one fold: the online softmax.
 
     m = fold max x[i,j] over j           m, s = fold softmax x[i,j] over j
     e = exp(x[i,j] - m)              ->  y[i,j] = exp(x[i,j] - m) / s
@@ -8,7 +8,7 @@
 and with a third sum of e*v (attention) `fold attend`, whose result is divided by s afterwards. B
 reads A's m through f(x, m) = exp(x - m), and f(x, m') = exp(m - m') * f(x, m): a factor that
 commutes with the sum, whose exponent is <= 0 because m only rises (arXiv 1805.02867). Reassociates.
-Whether merging pays is the caller's question: on a CPU, keeping e in L1 is faster for short rows.
+Profitability is up to the caller: on a CPU, keeping e in L1 is faster for short rows.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Group:
     weighted: tuple[tuple[Fold, Value, bool], ...] = ()  # True: divided by s
 
     def inputs(self) -> list[Value]:
-        """What the merged fold reads."""
+        """The inputs of the merged fold."""
         return [self.top.args[0], *(v for _, v, _ in self.weighted)]
 
     def results(self) -> tuple[Value, ...]:
@@ -44,7 +44,7 @@ class Group:
 
     @property
     def carrier(self) -> Carrier | None:
-        """What the merged fold is folded with, if there is a carrier of these states."""
+        """The merged fold's carrier, if there is one of these states."""
         monoids = (PEAK, *(self.sum.carrier for _ in self.results()[1:]))
         return next((c for c in CARRIERS.values() if c.monoids == monoids), None)
 
@@ -82,7 +82,7 @@ def merge(kernel: Func) -> Func:
 
 
 def _group(kernel: Func, made: Made, top: Fold, others: Mapping[Value, Group]) -> Group | None:
-    """All that joins the maximum `top`, beside the groups that there are; None for nothing."""
+    """The folds that join the maximum `top`, given the groups so far; None if there are none."""
     sums = [op for op in folds(kernel) if can_merge(kernel, top, op) is None]
     if not sums or _needs(made, top.args[0], group := Group(top, sums[0]), others):
         return None
@@ -118,7 +118,7 @@ def _weighted(made: Made, op: Fold, group: Group) -> tuple[Fold, Value, bool] | 
 
 
 def _needs(made: Made, value: Value, group: Group, others: Mapping[Value, Group]) -> bool:
-    """Whether `value` is known only after the group's fold, directly or through other groups."""
+    """Whether `value` depends on the group's fold, directly or through other groups."""
     goals, seen, waiting = set(group.results()), set[Value](), [value]
     while waiting:
         v = waiting.pop()
@@ -132,7 +132,7 @@ def _needs(made: Made, value: Value, group: Group, others: Mapping[Value, Group]
 
 @dataclass
 class _Merging(Copier):
-    """Copies what is wanted, operands first; a value of a group comes out of the merged fold."""
+    """Copies required values, operands first; a group's values are the merged fold's results."""
 
     made: Made = field(default_factory=dict)
     by_value: dict[Value, Group] = field(default_factory=dict)

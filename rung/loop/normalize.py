@@ -1,11 +1,11 @@
-"""Axes split where a reshape divides them, and merged back where nothing tells them apart.
+"""Axes split where a reshape divides them, and merged where no access distinguishes them.
 
     y[i,j] = x[i//64,i%64,j]       split ->  y[64*i+k,j] = x[i,k,j]
     y[i,j] = relu(x[i,j])          merge ->  y[i] = relu(x[i])        # i 4096, x: f32[4096]
 
-Splitting makes every subscript affine if the sizes divide; `fuse` does it at each step, so that
-no contraction runs over (h*d) for what depends on h. Merging comes last: an axis pair of which
-every buffer sees only n*i + j becomes one axis, and buffers are declared flatter (the same
+Splitting makes every subscript affine if the sizes divide; `fuse` does it at each step, so that no
+contraction runs over (h*d) with an operand that depends on h. Merging comes last: an axis pair that
+every buffer accesses only as n*i + j becomes one axis, and buffers get fewer dimensions (the same
 contiguous memory). Sizes may be symbolic. A fold over such a pair is one fold, which reassociates:
 
     t = fold add x[i,j] over j 64   merge ->   s = fold add x[i] over i 4096
@@ -44,20 +44,21 @@ def _wanted_split(func: Func) -> tuple[str, Expr] | None:
     extents = extents_of(func)
     folded = {op.axis for op in folds(func)}
     for e in expressions(func.body.ops):
-        for atom in divisions(e):
-            for coef, mono in atom.num.terms:
+        for division in divisions(e):
+            for coef, mono in division.num.terms:
                 name = mono[0].name if len(mono) == 1 and isinstance(mono[0], Sym) else ""
                 if name not in extents or name in folded or coef < 0 or (
-                        atom.den % coef is not ZERO):
+                        division.den % coef is not ZERO):
                     continue
-                n = atom.den // coef
+                n = division.den // coef
                 if n is not ONE and n is not extents[name] and extents[name] % n is ZERO:
                     return name, n
     return None
 
 
 def split_axis(func: Func, axis: str, n: Expr) -> Func:
-    """`axis` as n*outer + inner, where n divides its extent; a monoid's fold over it is two."""
+    """`axis` as n*outer + inner, where n divides its extent; a monoid's fold over it becomes
+    two."""
     extents = extents_of(func)
     sizes = {a: e for a, e in extents.items() if a != axis}
     outer = _fresh(axis, extents)
@@ -103,18 +104,18 @@ def expressions(ops: Iterable[Op]) -> Iterator[Expr]:
 def divisions(e: Expr) -> Iterator[FloorDiv | Mod]:
     """The `//` and `%` in an expression, innermost first."""
     for _, mono in e.terms:
-        for atom in mono:
-            if isinstance(atom, FloorDiv | Mod):
-                yield from divisions(atom.num)
-                yield atom
+        for division in mono:
+            if isinstance(division, FloorDiv | Mod):
+                yield from divisions(division.num)
+                yield division
 
 
 # --- flattening
 
 def flatten_buffers(func: Func) -> Func:
-    """Buffers declared without dimensions of size 1 (that follow no data: an update varies over the
-    axes of its subscripts), and with neighbouring dimensions as one where that takes a division out
-    of the subscripts: x[i//16,i%16] of f32[4,16] is x[i] of f32[64]."""
+    """Buffers without dimensions of size 1 (unless data-dependent: an update varies over the axes
+    of its subscripts), and with neighbouring dimensions merged where that removes a division from
+    the subscripts: x[i//16,i%16] of f32[4,16] is x[i] of f32[64]."""
     accesses: dict[Value, list[Load | Store]] = {}
     for op in func.body.ops:
         if isinstance(op, Load | Store):
@@ -149,8 +150,8 @@ def _flatten(sizes: list[Expr], subs: list[list[Sub]], bounds: Bounds) -> (
 
 def _run(sizes: list[Expr], subs: list[list[Sub]], bounds: Bounds
          ) -> tuple[int, int, list[Expr]] | None:
-    """The shortest run of dimensions that each access can subscript as one, from and to where, and
-    those subscripts."""
+    """The shortest range of dimensions that each access can subscript as one: start, end,
+    subscripts."""
     for count in range(2, len(sizes) + 1):
         for at in range(len(sizes) - count + 1):
             span = slice(at, at + count)
@@ -161,7 +162,7 @@ def _run(sizes: list[Expr], subs: list[list[Sub]], bounds: Bounds
 
 
 def _joined(subs: list[Sub], sizes: list[Expr], bounds: Bounds) -> Expr | None:
-    """Subscripts as one without division; None when there was none, or one remains."""
+    """Subscripts as one without division; None if there was no division, or one remains."""
     plain = [s for s in subs if isinstance(s, Expr)]
     if len(plain) < len(subs) or not any(d for s in plain for d in divisions(s)):
         return None
@@ -174,8 +175,8 @@ def _joined(subs: list[Sub], sizes: list[Expr], bounds: Bounds) -> Expr | None:
 
 def _redeclared(func: Func, buffers: dict[Value, Value],
                 subs: dict[int, tuple[Sub, ...]]) -> Func:
-    """`func` over other buffers; `subs` are the new subscripts by op. The axes of a value come in
-    the order of its subscripts, so types are inferred again."""
+    """`func` over other buffers; `subs` are the new subscripts by op. A value's axes are in the
+    order of its subscripts, so types are inferred again."""
     values, ops = dict(buffers), list[Op]()
     for op in func.body.ops:
         new = op.map(values)
@@ -193,7 +194,7 @@ def _redeclared(func: Func, buffers: dict[Value, Value],
 # --- merging
 
 def merge_axes(func: Func) -> Func:
-    """Pairs of axes that every access sees as one run of memory are one axis, in flat buffers."""
+    """Pairs of axes that are contiguous in every access become one axis, in flat buffers."""
     func = flatten_buffers(func)
     for _ in range(8):
         for outer, inner in _pairs(func):
@@ -218,7 +219,7 @@ def _pairs(func: Func) -> Iterator[tuple[str, str]]:
 
 
 def _chained(func: Func) -> dict[Fold, Fold]:
-    """For each fold that nothing but another one of its monoid reads, that other one."""
+    """For each fold whose only reader is a fold of the same monoid, that reader."""
     readers, found = uses(func.body), dict[Fold, Fold]()
     for op in reductions(func):
         match readers.get(op.results[0]):
@@ -234,7 +235,7 @@ def by_stride(sub: Expr) -> list[str]:
 
 
 def _merged(func: Func, outer: str, inner: str) -> Func | None:
-    """The kernel with `outer`, `inner` as one axis; None when some op tells them apart."""
+    """The kernel with `outer`, `inner` as one axis; None if some op distinguishes them."""
     extents, pair = extents_of(func), {outer, inner}
     chained = {op: last for op, last in _chained(func).items() if {op.axis, last.axis} == pair}
     last = set(chained.values())
@@ -250,7 +251,7 @@ def _merged(func: Func, outer: str, inner: str) -> Func | None:
 
 
 class _Flatten:
-    """Merges one pair of axes: `dims` says for each buffer which dimensions melt together."""
+    """Merges one pair of axes: `dims` has for each buffer the dimensions that are merged."""
 
     def __init__(self, func: Func, outer: str, inner: str, n: Expr,
                  folds: Mapping[Fold, Fold]):
@@ -261,7 +262,7 @@ class _Flatten:
         return all(self.fits(op) for op in self.func.body.ops if isinstance(op, Load | Store))
 
     def fits(self, op: Load | Store) -> bool:
-        """Whether both axes stand in adjacent dimensions, alone, or in one as n*i + j."""
+        """Whether both axes are alone in adjacent dimensions, or in one as n*i + j."""
         if any(isinstance(s, Value) for s in op.subs) or op.mask:
             apart = not {self.outer, self.inner} & set(op.nest)
             return apart and self.dims.setdefault(op.buf, None) is None
@@ -320,7 +321,7 @@ class _Flatten:
 
 
 class _Melting(Copier):
-    """Copies with `outer` as the merged axis and `inner` gone."""
+    """Copies with `outer` as the merged axis, without `inner`."""
 
     flat: _Flatten
 

@@ -2,10 +2,9 @@
 
     y[i] = round_bf16(f32(round_bf16(x[i] * 1.0)) + b[i])   ->   y[i] = round_bf16(x[i] + b[i])
 
-`precision="default"` also deletes the roundings to bf16 that only eager's op borders made, but not
-where the last bits decide (a function `jumps`); "eager" keeps them. Equal ops are merged, dead ones
-dropped.
-A rule gets an op whose operands are simplified, and gives the value that it is, or None.
+`precision="default"` also deletes roundings to bf16 that eager does only between ops, except before
+discontinuous functions (`jumps`); "eager" keeps them. Equal ops are merged, dead code dropped. A
+rule gets an op with simplified operands and gives an equal value, or None.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ _HELD: tuple[DType, ...] = (F32, I64, BOOL)  # types whose constants print witho
 
 
 def simplify(func: Func, precision: str = "default") -> Func:
-    """`func` after one sweep of the rules; pure, and the same text when nothing applies.
+    """`func` after one sweep of the rules; pure, with the same text if none applies.
 
-    A kernel of which a fold would be left with nothing that varies over its axis stays as it is.
+    A kernel is unchanged if a fold's inputs would no longer vary over its axis.
     """
     if precision not in ROUNDINGS:
         raise ValueError(f"precision is one of {', '.join(ROUNDINGS)}, not {precision!r}")
@@ -66,7 +65,7 @@ class _Sweep(Copier):
         return results
 
     def make(self, op: Op) -> Value:
-        """Append an op that a rule wants."""
+        """Append an op for a rule."""
         value = self.out.one(op)
         self.made[value] = op
         return value
@@ -88,7 +87,7 @@ def _uses(func: Func) -> dict[Value, int]:
 
 
 def _at_jumps(func: Func) -> set[Value]:
-    """What is read where the last bits decide: by functions with jumps, and casts to integers."""
+    """The operands of discontinuous functions and of casts to integers."""
     return {v for op in func.body.ops if (isinstance(op, Map) and SCALARS[op.fn].jumps) or (
         isinstance(op, Cast) and not op.dtype.is_float) for v in op.operands()}
 
@@ -150,7 +149,7 @@ def identity_operand(s: _Sweep, op: Op) -> Value | None:
 
 
 def _is_zero(s: _Sweep, x: Value) -> bool:
-    """Whether adding x changes nothing: an integer 0, or -0.0."""
+    """Whether x is the identity element of addition: an integer 0, or -0.0."""
     k = s.number(x)
     return k == 0 and k is not None and (not dtype_of(x.type).is_float or str(k) == "-0.0")
 

@@ -4,8 +4,8 @@
     ->  kernel: y[i,j] = relu(x[i,j] + b[j])
 
 A load `t[e,f] | mask` of the consumer becomes the producer's stored value with its axes i, j
-replaced by e, f; folded axes are renamed apart. Two different loads of t are two instances. A
-`piece` is a kernel with the program's values that its call names.
+replaced by e, f; folded axes get fresh names. Two different loads of t are two instances. A `piece`
+is a kernel with the arguments and results of its call.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class Piece:
 
 @dataclass
 class _Splice:
-    """One splice: `made` are instances by load, `kept` the producer's results still stored."""
+    """One splice: `made` are instances by load, `kept` the producer's results that are stored as
+    well."""
 
     producer: Piece
     consumer: Piece
@@ -114,7 +115,7 @@ class _Splice:
         return Piece(func, tuple(params), results, self.consumer.updates)
 
     def instance(self, load: Load, buffer: Value, copier: Copier) -> Value:
-        """What `load` of the producer's `buffer` reads."""
+        """The value of a `load` of the producer's `buffer`."""
         mask = self.out.unproved(map(copier.expr, load.mask))
         subs = copier.subs(load.subs)
         value = self.stored(buffer, subs, mask)
@@ -125,7 +126,7 @@ class _Splice:
         return value
 
     def filled(self, value: Value, mask: tuple[Expr, ...], load: Load) -> Value:
-        """`value` where `mask` holds, else the load's fill; a lone load takes that itself."""
+        """`value` where `mask` holds, else the load's fill; a single load gets the mask itself."""
         made = next((op for op in reversed(self.out.ops) if value in op.results), None)
         if isinstance(made, Load) and set(made.mask) == set(mask):
             return self.out.one(Load(made.buf, made.subs, made.mask, load.fill))
@@ -133,7 +134,7 @@ class _Splice:
         return self.out.where(mask, value, other)
 
     def stored(self, buffer: Value, subs: Sequence[Sub], mask: tuple[Expr, ...]) -> Value:
-        """The producer's value of `buffer[subs]`, out of the store that covers it."""
+        """The producer's value of `buffer[subs]`, from the store that covers it."""
         found: list[tuple[tuple[Expr, ...], Value]] = []
         stores = [op for op in self.producer.func.body.ops
                   if isinstance(op, Store) and op.buf is buffer]
@@ -153,7 +154,7 @@ class _Splice:
         return value
 
     def solve(self, store: Store, subs: Sequence[Sub]) -> tuple[dict[str, Sub], list[Expr]]:
-        """Axes of the producer such that `store` writes at `subs`, and what must be >= 0."""
+        """Values of the producer's axes such that `store` writes at `subs`, and the mask."""
         extents = extents_of(self.producer.func)
         axes: dict[str, Sub] = {}
         needs: list[Expr] = []
@@ -189,8 +190,8 @@ class _Splice:
         return copier.values[store.value]
 
     def whole(self, op: Fold, axes: Mapping[str, Sub], mask: Iterable[Expr]) -> None:
-        """Declined where the axis that a fold gets is not its own: shorter, or one that something
-        outside of the fold means too. tril(softmax(x)) sums whole rows, also where j > i."""
+        """Declined if a folded axis would be shortened, or shared with ops outside of the fold:
+        tril(softmax(x)) sums whole rows, also where j > i."""
         name = str(axes.get(op.axis, op.axis))
         outer = [e for a, e in axes.items() if a != op.axis and isinstance(e, Expr)]
         if any(name in e.symbols() for e in (*outer, *mask)):
@@ -199,13 +200,13 @@ class _Splice:
             raise Declined(f"a part of {name} is read, which is folded over")
 
     def keep(self, buffer: Value, subs: Sequence[Sub], value: Value) -> None:
-        """Store the producer's value as well, where this instance is all of it, in order."""
+        """Store the producer's value as well, if this instance is the whole buffer, in order."""
         result = next(v for v, b in self.producer.outs.items() if b is buffer)
         if self.is_whole(buffer, subs) and result not in self.outs:
             self.out.add(Store(self.declare(self.outs, result, buffer), tuple(subs), value))
 
     def is_whole(self, buffer: Value, subs: Sequence[Sub]) -> bool:
-        """Whether `subs` are all of a buffer, in its order."""
+        """Whether `subs` cover a whole buffer, in order."""
         pairs = [(str(s), n) for s, n in zip(subs, shape(buffer), strict=True) if not n.is_const(1)]
         return len(dict(pairs)) == len(pairs) and all(self.out.axes.get(a) is n for a, n in pairs)
 
@@ -217,9 +218,9 @@ def splice(producer: Piece, consumer: Piece, kept: frozenset[Value] = frozenset(
 
 
 def _digits(place: Sub, extents: dict[str, Expr]) -> tuple[list[str], Expr, Expr]:
-    """(axes, start, count): `place` is start + a number below count whose digits are the axes.
+    """(axes, start, count): `place` is start + a number below count with the axes as its digits.
 
-    Declined for a subscript of another form, such as 2*i or i + j.
+    Declined for other subscripts, such as 2*i or i + j.
     """
     if isinstance(place, Value):
         raise Declined("the producer stores at data-dependent indices")
@@ -250,10 +251,10 @@ def _with_params(func: Func, params: tuple[Value, ...]) -> Func:
 
 
 def unify(func: Func) -> Func:
-    """Folded axes renamed to an axis of the same extent where two loads then are the same.
+    """Folded axes renamed to an axis of the same extent where that makes two loads equal.
 
-    `fold x[i,k] over k` beside `y[i,j] = x[i,j]` runs over j: legal when no op has both in its
-    nest, since the name of a folded axis means nothing outside its fold.
+    `fold x[i,k] over k` beside `y[i,j] = x[i,j]` runs over j: legal if no op has both in its nest,
+    since a folded axis is local to its fold.
     """
     for _ in range(8):
         pairs = _same_load(func)
@@ -264,7 +265,7 @@ def unify(func: Func) -> Func:
 
 
 def _same_load(func: Func) -> dict[str, str] | None:
-    """Folded axis to other axis, such that two loads become one; None when there is no such."""
+    """A folded axis and another axis, such that two loads become equal; None if there are none."""
     groups: dict[tuple[Value, tuple[Expr, ...]], list[Load]] = {}
     for op in func.body.ops:
         if isinstance(op, Load):
@@ -286,7 +287,7 @@ def _same_load(func: Func) -> dict[str, str] | None:
 
 def _renaming(one: Load, two: Load, free: set[str], extents: dict[str, Expr]) -> (
         dict[str, str] | None):
-    """Which of the `free` axes must be renamed for the two to be equal."""
+    """The renaming of `free` axes that makes the two equal."""
     pairs: dict[str, str] = {}
     for a, b in zip(one.subs, two.subs, strict=True):
         if a is b:

@@ -5,7 +5,7 @@
 
 The partial kernel has a further parallel axis p; the merge kernel is the old one with the fold
 replaced by the carrier's merge of the states. Reassociates. Legality is `can_split`, policy `plan`
-(cores that one launch leaves idle, and prices), mechanism `split_fold`.
+(idle cores, and prices), mechanism `split_fold`.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def _folds(kernel: Func, axis: str) -> list[Fold]:
 # --- policy
 
 @dataclass(frozen=True)
-class Plan:
-    """Two launches for one, their modelled seconds and those of the one."""
+class SplitPlan:
+    """Two launches instead of one, with the modelled seconds of both and of the one."""
 
     axis: str
     parts: int
@@ -74,15 +74,15 @@ class Plan:
                 f"{self.parts} parts")
 
 
-def plan(kernel: Func, price: Price, cores: int) -> Plan | None:
-    """The cheapest way to split a fold whose launch leaves cores idle, if it clearly pays."""
+def plan(kernel: Func, price: Price, cores: int) -> SplitPlan | None:
+    """The cheapest split of a fold whose launch leaves cores idle, if clearly profitable."""
     axes = dict.fromkeys(op.axis for op in reductions(kernel))
     if cores == 1 or not axes:
         return None
     seconds, busy = price(kernel)
     if busy >= BUSY * cores:
         return None
-    found: list[Plan] = []
+    found: list[SplitPlan] = []
     for axis in axes:
         for parts in dict.fromkeys(ceil(cores / busy) * n for n in MORE):
             found += _plans(kernel, axis, parts, price, seconds)
@@ -92,7 +92,7 @@ def plan(kernel: Func, price: Price, cores: int) -> Plan | None:
     return best if best and best.seconds < GAIN * seconds else None
 
 
-def _plans(kernel: Func, axis: str, parts: int, price: Price, whole: float) -> Iterator[Plan]:
+def _plans(kernel: Func, axis: str, parts: int, price: Price, whole: float) -> Iterator[SplitPlan]:
     """The split of one axis into `parts`, as it is or with its folds merged into one."""
     size = extents_of(kernel)[axis].const_value
     if size is not None and size < SHORT * parts:
@@ -100,7 +100,7 @@ def _plans(kernel: Func, axis: str, parts: int, price: Price, whole: float) -> I
     for made in dict.fromkeys((kernel, merge(kernel))):
         try:
             halves = split_fold(made, axis, parts)
-            yield Plan(axis, parts, halves, sum(price(k)[0] for k in halves[:2]), whole)
+            yield SplitPlan(axis, parts, halves, sum(price(k)[0] for k in halves[:2]), whole)
         except RungError as error:
             trace.emit("declined", "split", kernel.name, str(error))
 
@@ -108,7 +108,7 @@ def _plans(kernel: Func, axis: str, parts: int, price: Price, whole: float) -> I
 # --- the pass
 
 def split(module: Module, price: Price, cores: int) -> Module:
-    """The module with folds split across launches where one launch would leave cores idle."""
+    """The module with folds split where one launch would leave cores idle."""
     plans = {k.name: found for k in module.kernels if (found := plan(k, price, cores))}
     if not plans:
         return module
@@ -121,8 +121,8 @@ def split(module: Module, price: Price, cores: int) -> Module:
     return Module(tuple(programs), tuple(kernels))
 
 
-def _launches(op: Op, plans: dict[str, Plan], module: Module) -> Iterator[Op]:
-    """A call of a kernel that was split as its two launches; any other op as it is."""
+def _launches(op: Op, plans: dict[str, SplitPlan], module: Module) -> Iterator[Op]:
+    """A call of a split kernel as its two launches; other ops unchanged."""
     if not isinstance(op, KernelCall) or op.callee not in plans:
         yield op
         return
@@ -143,7 +143,7 @@ def split_fold(kernel: Func, axis: str, parts: int) -> Halves:
     """(partial kernel, merge kernel, types of the workspaces that connect them).
 
     The workspaces are the partial kernel's outputs and the merge kernel's last parameters. Raises
-    Declined for what `can_split` refuses.
+    Declined where `can_split` refuses.
     """
     if reason := can_split(kernel, axis):
         raise Declined(reason)
@@ -154,8 +154,8 @@ def split_fold(kernel: Func, axis: str, parts: int) -> Halves:
 
 
 def _workspaces(kernel: Func, found: Sequence[Fold], parts: int) -> dict[Value, Value]:
-    """For each state of each fold the buffer [parts, free axes of the fold] that it goes through:
-    the narrower states of a carrier are kept once for each point, so that one nest stores all."""
+    """For each state of each fold, its buffer [parts, free axes of the fold]: a carrier's narrower
+    states are replicated for each point, so that one nest stores all."""
     extents = extents_of(kernel)
     states = [(r, _free(op)) for op in found for r in op.results]
     return {r: Value(f"ws{n}", TensorType(dtype_of(r.type), (
@@ -192,7 +192,7 @@ def _partial(kernel: Func, found: Sequence[Fold], axis: str, parts: int,
 
 
 class _Chunk(Copier):
-    """Copies with the folded axis running over one chunk; what lies behind the end is neutral."""
+    """Copies with the folded axis over one chunk; elements past the end are neutral."""
 
     inner: str
 
@@ -212,7 +212,7 @@ class _Chunk(Copier):
 
 
     def zero(self, value: Value) -> bool:
-        """Whether a value is 0 behind the end because the loads that it comes from are."""
+        """Whether a value is 0 past the end because its loads are."""
         match next((op for op in self.out.ops if value in op.results), None):
             case Load() as load:
                 return load.fill == 0 and set(self.mask) <= set(load.mask)
@@ -242,7 +242,7 @@ def _merge(kernel: Func, found: Sequence[Fold], parts: int, spaces: dict[Value, 
 
 
 def _merged(out: Emitter, op: Fold, states: list[Value], part: str) -> tuple[Value, ...]:
-    """The states of all parts as one, as the carrier collapses them."""
+    """The states of all parts, collapsed by the carrier."""
     def over(monoid: str, x: Value) -> Value:
         return out.one(Fold(monoid, (x,), part, out.axes[part], op.acc))
 

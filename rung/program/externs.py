@@ -1,4 +1,4 @@
-"""What the calls of a program mean: what a front end hands to the rungs below it."""
+"""The meaning of a program's library calls, as a front end supplies it."""
 
 from __future__ import annotations
 
@@ -71,18 +71,17 @@ class Profiler:
 
 @dataclass(frozen=True)
 class Externs:
-    """The operators of one front end, and the library that runs those that stay calls.
+    """The operators of one front end, and the library that runs remaining calls.
 
-    `lower(program, precision)` replaces calls by Tensor IR; under the precision "eager" those alone
-    that keep the bits of the library's results. `run(call, operands, interp)` gives a call's
-    results, run by the library, as arrays of NumPy. `callee(target)` is the library's function,
-    and `gives_one(target)` whether it gives its one result as it is, and not in a list or tuple;
-    `copy` and `empty` are two that every library has. `version()` is what the results depend on
-    besides the program.
+    `lower(program, precision)` replaces calls by Tensor IR, under the precision "eager" only where
+    results keep the library's bits. `run(call, operands, interp)` runs a call in the library and
+    gives NumPy arrays. `callee(target)` is the library's function, and `gives_one(target)` whether
+    it returns one bare result, not a list or tuple; `copy` and `empty` are two that every library
+    has. `version()` is what results depend on besides the program.
 
-    `text(argument)` is a word among the arguments, such as a device, as Python for the host.
-    `title(origins)` names a kernel that computes these calls, or gives "". `libraries` are those
-    whose atoms take its tensors, by the first part of an atom's name.
+    `text(argument)` is Python text for a named argument, such as a device. `title(origins)` names a
+    kernel after the calls it computes, or gives "". `libraries` are those whose atoms take its
+    tensors, by the first part of an atom's name.
     """
 
     lower: Callable[[Func, str], Func]

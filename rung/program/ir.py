@@ -39,8 +39,8 @@ class Call(Op):
     """A library call: an operator of the front end, or `copy` or `empty`, which every host has.
 
     `updates` are further operands, which the call writes in place: the first results are their new
-    states, in the same storage. `memory` says what is known of the storage of its results, one of
-    `MEMORY`; without it they may share memory with any operand.
+    states, in the same storage. `memory`, one of `MEMORY`, describes the storage of its results;
+    without it they may alias any operand.
     """
 
     target: str
@@ -116,7 +116,7 @@ class KernelCall(Op):
 
 @dataclass(frozen=True, eq=False)
 class Apply(Op):
-    """Runs an outlined program (a repeated layer) on its arguments; `impure` as what it draws."""
+    """Runs an outlined program (a repeated layer) on its arguments; `impure` is its effect."""
 
     callee: str
     args: tuple[Value, ...]
@@ -162,7 +162,7 @@ class Write(Op):
 class Check(Op):
     """Raises `error` unless every element of `value` lies in lo <= v < hi.
 
-    `node` is the result of the call that is checked so, by which the user's line is found.
+    `node` is the result of the checked call, which leads to the user's line.
     """
 
     value: Value
@@ -187,9 +187,8 @@ class Check(Op):
 
 @dataclass(frozen=True, eq=False)
 class Return(Op):
-    """The program's results, in order; last op of every program. With `layouts` the elements of
-    each value, in the order of its memory, leave under the sizes and strides of that type; a value
-    that has strides of its own is copied into them."""
+    """The program's results, in order; last op of every program. With `layouts` each value's memory
+    is returned under the sizes and strides of that type; a strided value is copied into them."""
 
     values: tuple[Value, ...]
     layouts: tuple[Type, ...] = ()
@@ -208,7 +207,7 @@ class Return(Op):
             raise VerifyError("as many layouts as values, or none")
 
     def relaid(self) -> Iterator[tuple[Value, Type]]:
-        """The values that leave under another type than their own, and that type."""
+        """The values returned under another type than their own, and that type."""
         pairs = zip(self.values, self.layouts, strict=False)
         return ((value, kind) for value, kind in pairs if kind != value.type)
 
@@ -220,7 +219,7 @@ class Return(Op):
 
 
 def strided(value: Value) -> bool:
-    """Whether a tensor lies otherwise than contiguous."""
+    """Whether a tensor is not contiguous."""
     return isinstance(value.type, TensorType) and value.type.strides is not None
 
 
@@ -240,13 +239,13 @@ def copied(value: Value, results: tuple[Value, ...] = ()) -> Call:
 
 
 def unwritten(kind: TensorType) -> Call:
-    """A call of the host's `empty`, of contiguous memory."""
+    """A call of the host's `empty`: contiguous memory."""
     args = (("", kind.shape), ("", contiguous(kind.shape)), ("", kind.dtype))
     return Call("empty", args, (kind,), memory="unwritten")
 
 
 def is_view(op: Op | None) -> bool:
-    """Whether an op is a call whose results lie in the memory of its first operand."""
+    """Whether an op is a call whose results alias its first operand."""
     return isinstance(op, Call) and op.memory == "view"
 
 
@@ -263,7 +262,7 @@ VOCABULARY = Vocabulary("program", (*OPS, *tensor.OPS, IndexValue))
 
 
 def verify_program(func: Func) -> None:
-    """Rules of a whole program: it returns, knows its roles, and checks before it writes."""
+    """Rules of a whole program: a return at the end, known roles, checks before writes."""
     last = func.body.last if func.body.ops else None
     if not isinstance(last, Return):
         raise VerifyError("a program ends in `return`", last)
@@ -307,7 +306,7 @@ class Module:
 
 
 def verify_calls(module: Module) -> None:
-    """What a program or a kernel is given is laid out in memory as its parameter says."""
+    """Arguments of programs and kernels have the memory layout of the parameters."""
     callees = {f.name: f for f in (*module.programs, *module.kernels)}
     for op in (op for program in module.programs for op in walk(program.body)):
         if not isinstance(op, Apply | KernelCall) or op.callee not in callees:

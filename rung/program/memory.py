@@ -1,4 +1,4 @@
-"""Where every value lives: storages, their lifetimes and one workspace that dead ones share.
+"""The storage of every value: live ranges, and one workspace with reuse.
 
 In: a program of kernel calls. Out: a Plan, which prints as the host's list of steps.
 
@@ -6,9 +6,9 @@ In: a program of kernel calls. Out: a Plan, which prints as the host's list of s
     step 0: launch mm_relu(x, w) -> t
     workspace 4096 B, at least 4096 B
 
-Results of the program are outputs of their own; a view and an update in place lie where their
-operand lies. Temporaries of known size get offsets in the workspace, by the best of three greedy
-orders (within 5% of the lower bound in published comparisons); those of symbolic size get buffers.
+Results get storages of their own; views and updates in place alias their operand. Temporaries of
+known size get offsets in the workspace, by the best of three greedy orders (within 5% of the lower
+bound in published comparisons); those of symbolic size get buffers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ALIGN = 64
 
 @dataclass(frozen=True)
 class Storage:
-    """Memory for `values`, the alias class, live from step `first` to step `last`."""
+    """Memory of an alias class, `values`, with live range `first` to `last`, in steps."""
 
     name: str
     role: str  # input | param | const | mutated | output | temp | call (the callee allocates)
@@ -64,9 +64,9 @@ class Step:
 
 @dataclass(frozen=True)
 class Plan:
-    """The host's plan; `peak` is the lower bound of the workspace, what is live at the worst.
+    """The host's plan; `peak`, the most bytes live at once, bounds the workspace from below.
 
-    `tensors` are the values that some step takes or gives as a tensor, not by address.
+    `tensors` are the values that some step needs as a tensor, not by address.
     """
 
     storages: tuple[Storage, ...]
@@ -88,8 +88,8 @@ class Plan:
 
 def plan(program: Func, native: Callable[[Op], bool] = lambda op: isinstance(op, KernelCall)
          ) -> Plan:
-    """Storages, offsets and steps of one program; pure. What only `native` ops and views see lies
-    in the workspace; the others take and give tensors, which live while a view of them does."""
+    """Storages, offsets and steps of one program; pure. Values used by `native` ops and views only
+    are in the workspace; other ops need tensors, which live as long as their views."""
     ops = [op for op in program.body.ops if op.results or op.effect is not Effect.PURE]
     storages = _storages(program, ops)
     tensors = frozenset(v for op in ops if not (native(op) or is_reshape(op))
@@ -172,8 +172,8 @@ _ORDERS: tuple[Callable[[Storage], tuple[int, ...]], ...] = (
 
 
 def place(storages: Sequence[Storage]) -> tuple[dict[str, int], int]:
-    """Offsets by name such that storages live at once do not overlap, and the workspace's size:
-    the best of three orders, each storage at the lowest free offset."""
+    """Offsets by name, without overlap of live ranges, and the workspace's size: the best of three
+    orders, each storage at the lowest free offset."""
     plans = [_greedy(sorted(storages, key=order)) for order in _ORDERS]
     return min(plans, key=lambda p: p[1])
 

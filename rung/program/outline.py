@@ -3,11 +3,11 @@
     ... 12 x the same 90 calls ...    ->    x1, k1 = apply layer(x, w0, cache0)
                                             x2, k2 = apply layer(x1, w1, cache1) ...
 
-A period is searched on what each op is (class, attributes, result types) without its operands;
-the layer is cut where only the residual stream crosses: values that several ops of the next layer
-read, which fusion would store anyway. So the kernels are those of the whole program, but that the
-first layer does not take in the embedding, which would make it another one; and every pass until
-`inline_applies`, after fusion, sees one layer only. Near linear in the number of ops.
+The period is found from each op's class, attributes and result types, without operands. Cuts are
+where only the residual stream crosses: values with several readers in the next layer, which fusion
+would store anyway. So kernels equal those of the whole program, except that the first layer does
+not fuse with the embedding, which would make it differ from the others. Passes up to
+`inline_applies`, after fusion, see one layer only. Near linear in the number of ops.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TRIES = 8  # candidate periods that are looked at closely
 
 
 @dataclass(frozen=True)
-class Run:
+class Repetition:
     """`count` equal segments of `period` ops, the first at `start`."""
 
     start: int
@@ -53,7 +53,7 @@ def outline(program: Func) -> Module:
 
 
 def inline_applies(module: Module) -> Module:
-    """The main program with every `apply` replaced by the ops of the program that it names."""
+    """The main program with every `apply` replaced by the applied program's ops."""
     table = {p.name: p for p in module.programs}
     main = module.main
     names = names_of(main)
@@ -69,7 +69,7 @@ def inline_applies(module: Module) -> Module:
 
 
 def _inlined(call: Apply, layer: Func, names: Names, same: dict[Value, Value]) -> Iterator[Op]:
-    """The layer's ops; `same` gets the results that the layer was given, or gives twice."""
+    """The layer's ops; `same` collects results that are its arguments, or given twice."""
     values = dict(zip(layer.params, call.args, strict=True))
     for inner, outer in zip(layer.body.last.operands(), call.results, strict=True):
         if values.setdefault(inner, outer) is not outer:
@@ -86,7 +86,7 @@ def _inlined(call: Apply, layer: Func, names: Names, same: dict[Value, Value]) -
 
 @dataclass(frozen=True)
 class _Reads:
-    """Which op makes and which ops read each value, by number."""
+    """The defining op and the readers of each value, by number."""
 
     ops: Sequence[Op]
     maker: dict[Value, int]
@@ -121,10 +121,10 @@ def _reads(ops: Sequence[Op]) -> _Reads:
     return _Reads(ops, {r: n for n, op in enumerate(ops) for r in op.results}, readers)
 
 
-def _find(reads: _Reads) -> Run | None:
-    """The run that covers most ops, cut where it does not change fusion."""
+def _find(reads: _Reads) -> Repetition | None:
+    """The repetition of most ops, cut so that fusion is unchanged."""
     marks = _marks(reads.ops)
-    best: Run | None = None
+    best: Repetition | None = None
     for period in _periods(marks):
         for start, length in _stretches(marks, period):
             run = _cut(reads, start, length + period, period)
@@ -134,8 +134,8 @@ def _find(reads: _Reads) -> Run | None:
 
 
 def _marks(ops: Sequence[Op]) -> list[int]:
-    """A number for each op, equal for ops that differ in operands only; effects are all apart, but
-    for draws, which keep their order."""
+    """A number for each op, equal for ops that differ in operands only; each effect has its own,
+    except random draws, which keep their order."""
     table: dict[Hashable, int] = {}
     marks = []
     for n, op in enumerate(ops):
@@ -167,7 +167,7 @@ def _periods(marks: Sequence[int]) -> list[int]:
 
 
 def _stretches(marks: Sequence[int], period: int) -> Iterator[tuple[int, int]]:
-    """(start, length) of the stretches in which every op equals the one a period later."""
+    """(start, length) of the ranges in which every op equals the one a period later."""
     start = None
     for n in range(len(marks) - period + 1):
         same = n + period < len(marks) and marks[n] == marks[n + period]
@@ -179,8 +179,8 @@ def _stretches(marks: Sequence[int], period: int) -> Iterator[tuple[int, int]]:
             start = None
 
 
-def _cut(reads: _Reads, start: int, length: int, period: int) -> Run | None:
-    """The best place of the segments' borders in a stretch; None where each changes fusion."""
+def _cut(reads: _Reads, start: int, length: int, period: int) -> Repetition | None:
+    """The best borders of segments in a range; None where all change fusion."""
     found: list[tuple[int, int]] = []
     for shift in range(min(period, length - 2 * period + 1)):
         border = start + shift + period
@@ -189,15 +189,15 @@ def _cut(reads: _Reads, start: int, length: int, period: int) -> Run | None:
         if shared and crossing and reads.maker[crossing[-1]] == border - 1:
             found.append((len(crossing), shift))
     for _, shift in sorted(found):
-        run = _same_flow(reads, Run(start + shift, period, (length - shift) // period))
+        run = _same_flow(reads, Repetition(start + shift, period, (length - shift) // period))
         if run is not None:
             return run
     trace.emit("declined", "outline", f"period {period}", "no border leaves fusion unchanged")
     return None
 
 
-def _same_flow(reads: _Reads, run: Run) -> Run | None:
-    """The longest part of `run` whose segments connect their ops in the same way."""
+def _same_flow(reads: _Reads, run: Repetition) -> Repetition | None:
+    """The longest part of `run` whose segments have equal data flow."""
     first = 0
     if run.count > 2 and any(v in reads.maker and len(reads.readers[v]) == 1
                              for v in reads.inputs(run.segment(0))):
@@ -208,11 +208,11 @@ def _same_flow(reads: _Reads, run: Run) -> Run | None:
         end += 1
     if end - first < 2:
         return None
-    return Run(run.start + first * run.period, run.period, end - first)
+    return Repetition(run.start + first * run.period, run.period, end - first)
 
 
 def _flow(reads: _Reads, segment: range) -> Hashable:
-    """How the ops of a segment read each other and the outside, and what the outside reads."""
+    """The data flow of a segment: inside, from outside, and to the outside."""
     ops = reads.ops
     outside = {v: n for n, v in enumerate(reads.inputs(segment))}
 
@@ -228,7 +228,7 @@ def _flow(reads: _Reads, segment: range) -> Hashable:
 
 # --- the rewrite
 
-def _outlined(main: Func, reads: _Reads, run: Run, name: str) -> tuple[Func, Func]:
+def _outlined(main: Func, reads: _Reads, run: Repetition, name: str) -> tuple[Func, Func]:
     ops, maker = reads.ops, reads.maker
     first = run.segment(0)
     given, given_back = reads.inputs(first), reads.outputs(first)

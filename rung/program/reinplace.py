@@ -1,12 +1,12 @@
-"""Updates in place: no copy before a scatter, no write-back after it, where nobody can tell.
+"""Updates in place: no copy before a scatter, no write-back after it, where that is unobservable.
 
     c0 = kernel copy(cache)                            c1 = kernel scatter(pos, k, cache)
     c1 = kernel scatter(pos, k, c0) in place c0   ->          in place cache
     o = kernel attend(q, c1)                           o = kernel attend(q, c1)
     write cache <- c1
 
-AOTAutograd hands a cache over as a copy, an update of the copy and a copy back; taken literally
-each cache is copied twice a token. Runs after fusion. Proof: nothing reads the old value after the
+AOTAutograd hands over a cache as a copy, an update of the copy and a copy back: taken literally,
+two copies of each cache per token. Runs after fusion. Proof: nothing reads the old value after the
 update, no check can still fail, and the kernel reads an element only where it writes that element.
 """
 
@@ -29,7 +29,7 @@ Reason = str
 
 
 def reinplace(module: Module) -> Module:
-    """The module with copies and writes removed where that is proved; kernels may be added."""
+    """The module without copies and writes proved redundant; kernels may be added."""
     work = _Work({k.name: k for k in module.kernels})
     programs = tuple(work.program(p) for p in module.programs)
     used = {op.callee for p in programs for op in p.body.ops if isinstance(op, KernelCall)}
@@ -51,7 +51,7 @@ class _Work:
         return program.with_ops(ops)
 
     def without_copy(self, ops: list[Op], call: Op) -> list[Op]:
-        """`call` updates the original instead of its copy, if it may."""
+        """`call` updates the original instead of its copy, if legal."""
         for state, copied in states(call).items():
             copy = next((op for op in ops if copied in op.results), None)
             source = self.source(copy)
@@ -68,14 +68,14 @@ class _Work:
         return ops
 
     def source(self, copy: Op | None) -> Value | None:
-        """What an op copies as it lies in memory; None for one that does not."""
+        """The operand that an op copies verbatim; None for other ops."""
         if isinstance(copy, Call) and copy.memory == "copy":
             source: Value = copy.args[0][1]
             return source if source.type == copy.types[0] else None
         return source_of(copy, self.kernels)
 
     def without_write(self, ops: list[Op], write: Write) -> list[Op]:
-        """Drop a write of what is in place already; else have the kernel store there."""
+        """Drop a redundant write; else make the kernel store in place."""
         at = next((n for n, op in enumerate(ops) if write.src in op.results), None)
         made = None if at is None else ops[at]
         aliases = Aliases(ops, (UPDATE,))
@@ -93,8 +93,8 @@ class _Work:
                 if not (isinstance(op, Write) and op.dst is write.dst)]
 
     def tangled(self, call: KernelCall, new: Value, old: Value) -> Reason | None:
-        """Whether the kernel, which makes `new`, reads elements of `old` that another step would
-        have written, were it in place."""
+        """Why the kernel that makes `new` cannot run in place: it reads elements of `old` that
+        another step would have overwritten."""
         if old not in call.args:
             return None
         if old in call.updates:
@@ -140,8 +140,8 @@ class _Work:
 
 
 def checks_first(ops: Sequence[Op]) -> list[Op]:
-    """Checks, each once, and what computes their values before all else; not those whose value
-    depends on an effect, or on a size that the program computes."""
+    """Checks, deduplicated, and the ops they depend on, moved to the front; not those that depend
+    on an effect, or on a size that the program computes."""
     maker = {r: op for op in ops for r in op.results}
     computed = {r.name for r in maker if r.type is INDEX}
     early: dict[int, None] = {}
@@ -165,7 +165,7 @@ def checks_first(ops: Sequence[Op]) -> list[Op]:
 
 
 def _keeps_old(ops: list[Op], at: int, source: Value, new: Value) -> Reason | None:
-    """Why `source` must keep its value after op number `at`; None if it may be overwritten."""
+    """Why op number `at` may not overwrite `source`; None if it may."""
     before = Aliases(ops[:at])
     home = before.root(source, (RESHAPE, UPDATE))
     written = any(isinstance(op, Write) and op.dst is home for op in ops)

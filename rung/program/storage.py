@@ -1,13 +1,13 @@
-"""Storage: which values of a program lie in the memory of others, and how they came there.
+"""Alias analysis: which values of a program lie in the memory of others, and why.
 
     t = kernel neg(x) : f32[4,6]
     u = index t [i] of [24] -> [i//6,i%6] : f32[24]      # reshape of t: its root is t
     v = call aten.select.int(u, 0, 3) as view : f32[]    # view of u: its root is t
     w = kernel fill(t) in place t : f32[4,6]             # update of t: its root is t
-    y = call mine.head.default(w) : f32[4]               # extern: may lie in w, its root is y
+    y = call mine.head.default(w) : f32[4]               # unknown: may lie in w, its root is y
 
-`TABLE` is the one place that knows this of each kind of op. Before `to_loop` a reshape and an
-update make tensors of their own, so there only views and externs count (`CALLS`).
+`TABLE` alone has the rules of each kind of op. Before `to_loop`, reshapes and updates make new
+tensors, so only views and unknown memory count (`CALLS`).
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from rung.tensor.ir import Index
 RESHAPE = "reshape"  # all of the operand in the order of its memory, at its address
 VIEW = "view"  # elements of the operand, anywhere in its memory
 UPDATE = "update"  # the operand's new state
-EXTERN = "extern"  # memory of its own, or that of any operand: nobody says
+UNKNOWN = "unknown"  # memory of its own, or that of any operand: nobody says
 CERTAIN = (RESHAPE, VIEW, UPDATE)
-HOWS = (*CERTAIN, EXTERN)
-CALLS = (VIEW, EXTERN)
+HOWS = (*CERTAIN, UNKNOWN)
+CALLS = (VIEW, UNKNOWN)
 
 
 @dataclass(frozen=True)
 class Link:
-    """How the result of `op` lies in its `sources`: in one of them, unless it is `extern`."""
+    """How the result of `op` lies in its `sources`: in one of them, unless it is `unknown`."""
 
     how: str
     op: Op
@@ -63,7 +63,7 @@ class Aliases:
         return value
 
     def behind(self, values: Iterable[Value]) -> set[Value]:
-        """`values`, and all that they may lie in."""
+        """`values`, and all values they may lie in."""
         found = set(values)
         for value in reversed(self.links):
             if value in found:
@@ -71,7 +71,7 @@ class Aliases:
         return found
 
     def within(self, values: Iterable[Value]) -> set[Value]:
-        """`values`, and all that may lie in them."""
+        """`values`, and all values that may lie in them."""
         found = set(values)
         for value, link in self.links.items():
             if not found.isdisjoint(link.sources):
@@ -80,7 +80,7 @@ class Aliases:
 
 
 def leaving(program: Func, hows: Collection[str] = CALLS) -> set[Value]:
-    """The results of a program, and all that they may lie in."""
+    """The results of a program, and all values they may alias."""
     return Aliases(program.body.ops, hows).behind(program.body.last.operands())
 
 
@@ -90,7 +90,7 @@ Sources = Mapping[Value, tuple[Value, ...]]
 
 
 def is_reshape(op: Op) -> bool:
-    """Whether an `index` op keeps the order of memory, so that it needs none of its own."""
+    """Whether an `index` op keeps the order of memory, so that it can be a view."""
     if not isinstance(op, Index) or op.mask:
         return False
     bounds = {a: (0, n - 1) for a, n in zip(op.axes, op.shape, strict=True)}
@@ -121,8 +121,8 @@ def _updated(op: Call | KernelCall) -> Sources:
 
 
 def _unknown(op: Op) -> Sources:
-    """A library call may give an operand or a view of it, but for a copy, new memory, and one that
-    updates others."""
+    """A library call may return an operand or a view of it, except copies, new memory, and calls
+    with updates."""
     if isinstance(op, Call) and (op.memory or op.updates):
         return {}
     given = tuple(v for v in reads(op) if isinstance(v.type, TensorType))
@@ -131,8 +131,8 @@ def _unknown(op: Op) -> Sources:
 
 TABLE: dict[type[Op], dict[str, Callable[[Any], Sources]]] = {
     Index: {RESHAPE: _reshaped},
-    Call: {VIEW: _viewed, UPDATE: _updated, EXTERN: _unknown},
+    Call: {VIEW: _viewed, UPDATE: _updated, UNKNOWN: _unknown},
     KernelCall: {UPDATE: _updated},
-    Composite: {EXTERN: _unknown},
-    Apply: {EXTERN: _unknown},
+    Composite: {UNKNOWN: _unknown},
+    Apply: {UNKNOWN: _unknown},
 }

@@ -1,9 +1,9 @@
-"""Copies that move nothing: a kernel that keeps the order of its memory becomes a view.
+"""Copies that keep the order of memory become views.
 
     t = kernel copy(x) : f32[32,6]     ->    t = index x [i,j] of [32,6] -> [i//8,i%8,j] : f32[32,6]
 
-On programs of kernel calls, after fusion. An `index` op in such a program is a view: it costs no
-launch, and its value lies in the storage of its operand.
+On programs of kernel calls, after fusion. There an `index` op is a view: no launch, and an alias of
+its operand.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rung.tensor.ir import Index, axis_names, shape_of
 
 
 def views(module: Module) -> Module:
-    """The module with reshaping copies as `index` ops, and without kernels then unused."""
+    """The module with reshaping copies as `index` ops, without kernels then unused."""
     kernels = {k.name: k for k in module.kernels}
     programs = tuple(_views(p, kernels) for p in module.programs)
     used = {op.callee for p in programs for op in p.body.ops if isinstance(op, KernelCall)}
@@ -56,7 +56,7 @@ def _views(program: Func, kernels: Mapping[str, Func]) -> Func:
 
 
 def view(source: Value, result: Value) -> Index:
-    """The reshape of `source` that `result` is."""
+    """`result` as a reshape of `source`."""
     shape = shape_of(result)
     axes = axis_names(len(shape))
     subs: list[Expr] = []
@@ -74,8 +74,8 @@ def view(source: Value, result: Value) -> Index:
 
 
 def source_of(op: Op | None, kernels: Mapping[str, Func]) -> Value | None:
-    """What the call of a kernel copies in the order of its memory; None for any other op. The
-    kernel may have parameters that it ignores."""
+    """The operand that a kernel call copies in memory order; None for any other op. The kernel may
+    have unused parameters."""
     if not isinstance(op, KernelCall):
         return None
     kernel = kernels[op.callee]

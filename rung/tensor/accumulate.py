@@ -1,9 +1,9 @@
-"""Sums of what is scattered: a scatter into zeros that is added to a sum goes on from that sum.
+"""Accumulation of scatters: a scatter into zeros, added to a sum, scatters into that sum.
 
     g = scatter full(0.0) dim 0 at i <- v by add    ->    y = scatter x dim 0 at i <- v by add
     y = x + g
 
-So the gradient of a table that is read twice, or is a projection too, is one tensor and not three.
+So the gradient of an embedding table with two uses is one tensor instead of three.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rung.tensor.ir import Contract, Full, Scatter, shape_of
 
 
 def accumulate(program: Func) -> Func:
-    """`program` with such sums as one tensor; reassociates."""
+    """`program` with such sums in one tensor; reassociates."""
     uses = Counter(v for op in walk(program.body) for v in op.operands())
     made: dict[Value, Op] = {}
     ops = []
@@ -47,7 +47,7 @@ def _joined(op: Op, made: Mapping[Value, Op], uses: Counter[Value]) -> Op | None
 
 
 def _is_sum(op: Op | None) -> bool:
-    """Whether a value was added up from 0.0, so that no -0.0 in it would have become 0.0."""
+    """Whether a value was accumulated from 0.0, so that it contains no -0.0."""
     return (isinstance(op, Contract) and op.combine == "add") or (
         isinstance(op, Scatter) and op.combine == "add")
 

@@ -1,9 +1,9 @@
-"""Tensors without elements: what makes one is a call, what folds one away a `full`.
+"""Zero-element tensors: their op becomes a library call, a reduction over one a constant.
 
     t = x + b : f32[0,8]                -> t = call empty([0,8], [8,1], f32) as unwritten : f32[0,8]
     s = reduce add t over [0] : f32[8]  -> s = full 0.0 [8] f32
 
-So no kernel has an axis of extent 0, by which nothing can be divided.
+So no kernel has an axis of extent 0, and index expressions may divide by extents.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MAKERS = (Map, Cast, Reduce, Scan, Index, Contract, Gather, Iota, Concat, Full)
 
 
 def drop_empty(program: Func) -> Func:
-    """`program` with no op of ours on tensors without elements; exact."""
+    """`program` without our ops on zero-element tensors; exact."""
     own = leaving(program)
     return dead_code(rewrite(program, lambda op, builder: _rule(op, builder, own)))
 
@@ -58,7 +58,7 @@ def _rule(op: Op, builder: Builder, own: set[Value]) -> tuple[Value, ...] | None
 
 
 def _value(op: Op, dtype: DType) -> float | int | bool:
-    """What the result holds where it has elements: folds give identities, loads are masked."""
+    """The elements of the result: folds give identity elements, loads are masked."""
     match op:
         case Reduce():
             return MONOIDS[op.monoid].identity(op.acc)

@@ -1,4 +1,4 @@
-"""Tensor IR: map, reduce and index on whole tensors, and what is defined by them.
+"""Tensor IR: map, reduce and index on whole tensors, and ops defined by them.
 
     a = index bias [i,k] -> [k] : f32[504,512]
     h = x + a : f32[504,512]
@@ -221,9 +221,8 @@ class Scatter(Op):
     """x with slices of `dim` overwritten: out[.., at[n], ..] = src[.., n, ..] for a vector `at`.
 
     If `at` has the shape of `src`, each element has an index of its own, out[i, at[i,n]] =
-    src[i,n], and `src` may be smaller than `x`. Equal indices leave any one of what is written;
-    with `combine`, a monoid, all are combined with what is there, in order, or with `last` the
-    last one stays.
+    src[i,n], and `src` may be smaller than `x`. Of equal indices any one wins; with `combine`, a
+    monoid, all are combined with the old value, in order, and with `last` the last one wins.
     """
 
     x: Value

@@ -4,8 +4,8 @@
     u = index t [i,j] of [5,6] -> [j,i]     ->    y = x + 1.0
     y = u + full(1.0)
 
-Each rule is a function under its equation; it gets an op whose operands are simplified and gives
-the value that the op is, or None. Every op is visited once, so time is linear.
+Each rule is a function under its equation; it gets an op with simplified operands and gives an
+equal value, or None. Every op is visited once, so time is linear.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _EXACT = {("bf16", "f32"), ("f16", "f32"), ("bf16", "f64"), ("f16", "f64"), ("f3
 
 
 def simplify(program: Func) -> Func:
-    """`program` after one sweep of the rules, equal ops merged, dead ones dropped; exact."""
+    """`program` after one sweep of the rules, equal ops merged, dead code dropped; exact."""
     ops = program.body.ops
     first = next((n for n, op in enumerate(ops) if isinstance(op, Write)), len(ops))
     state = _Sweep(frozenset(v for op in ops[first:] for v in op.operands()),
@@ -44,11 +44,11 @@ def simplify(program: Func) -> Func:
 
 @dataclass
 class _Sweep:
-    """`made` knows the op behind each value; new ops go to `builder`.
+    """`made` has the op of each value; new ops go to `builder`.
 
-    `late` values are read once parameters have been written, so they must not become a parameter,
-    and no op after the write may come to read one of the `written`; each of the `apart` (results,
-    what they may lie in, parameters) has memory of its own, so none must become another.
+    `late` values are read after parameters were written, so they must not become a parameter, and
+    no op after the write may start to read one of the `written`; the `apart` (results, what these
+    may alias, parameters) have memory of their own, so none may become another.
     """
 
     late: frozenset[Value] = frozenset()
@@ -70,7 +70,7 @@ class _Sweep:
         return None
 
     def may_become(self, old: Value, new: Value) -> bool:
-        """Whether all that read `old` may read the equal value `new`."""
+        """Whether all readers of `old` may read the equal value `new`."""
         if old not in self.apart:
             return new.role != "mutated" or old not in self.late
         if new in self.apart:
@@ -79,7 +79,7 @@ class _Sweep:
         return True
 
     def again(self, op: Op) -> tuple[Value, ...]:
-        """Append a new op, or what the rules make of it."""
+        """Append a new op, simplified."""
         made = self.rule(op, self.builder)
         if made is None:
             made = self.builder.add(op, op.results[0].name)
@@ -201,7 +201,7 @@ RULES: dict[type[Op], tuple[Rule, ...]] = {
 
 
 def open_composites(program: Func, keep: Callable[[Composite], bool]) -> Func:
-    """Every composite as the library call that it stands for, if `keep` says so, or as its body."""
+    """Every composite as its library call, if `keep` says so, or as its body."""
     values: dict[Value, Value] = {}
     ops: list[Op] = []
     for op in program.body.ops:

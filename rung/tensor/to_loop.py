@@ -5,9 +5,9 @@
                                         h = kernel add(a, b) : f32[4,8]
 
 Dimensions of size 1 get no axis. Scalar constants, indices (transposes, slices, ..) and widening
-casts go into the kernels that read them, and stay kernels only for library calls. A scatter is
-a copy and a kernel that stores into the copy in place; `reinplace` removes the copy where it can.
-Equal kernels are the same one, so that `fuse` can remember what became of them.
+casts are computed in the kernels that read them, and are kernels only for library calls. A scatter
+is a copy and a kernel that updates the copy in place; `reinplace` removes the copy where legal.
+Equal kernels are shared, for the memo of `fuse`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from rung.core import origins
 from rung.core.errors import LoweringError
-from rung.core.expr import ZERO, Expr, FloorDiv, Mod, atoms, is_size, sym
+from rung.core.expr import ZERO, Expr, FloorDiv, Mod, factors, is_size, sym
 from rung.core.op import Builder, Func, Names, Op, Value, attributes, hashable
 from rung.core.ops import Cast, Const, IndexValue, Map, Sub
 from rung.core.rewrite import dead_code
@@ -92,7 +92,7 @@ class _Lowering:
         return [self.call(same, copy), self.call(replace(op, x=copy), op.result)]
 
     def copy(self, value: Value, result: Value) -> Op:
-        """What makes a copy of `value`, or makes it again."""
+        """An op that copies `value`, or recomputes it."""
         made = self.made.get(value)
         if isinstance(made, Full):
             return self.call(made, result)
@@ -116,7 +116,7 @@ class _Lowering:
 
 
 def _structure(kernel: Func) -> Hashable:
-    """Equal for kernels that a `_Maker` made in the same way: its names follow from the order."""
+    """A key, equal for kernels that a `_Maker` built by equal steps: these determine its names."""
     return (kernel.name, kernel.attrs, *((v.type, v.role) for v in (*kernel.params, *kernel.outs)),
             *((type(op), *(_named(x) for _, x in attributes(op))) for op in kernel.body.ops))
 
@@ -186,8 +186,8 @@ class _Maker:
         return self.one(replace(op.map({v: self.load(v, ()) for v in op.operands()}), results=()))
 
     def varying(self, value: Value, subs: Sequence[Expr], over: Sequence[Expr]) -> Value:
-        """An element of a tensor that is folded over some axes, or says where what varies over
-        them is added. It has to vary over them: what is expanded is read as it is in memory."""
+        """An element of a tensor that is folded over some axes, or is an index of an accumulation
+        over them, and so has to vary over them: an expanded tensor is read from memory."""
         found = self.load(value, subs)
         if all(axis is ZERO or str(axis) in axes_of(found.type) for axis in over):
             return found
@@ -198,7 +198,7 @@ class _Maker:
         kernel of its own, which `fuse` may put here: libraries want plain operands."""
         made = self.made.get(value)
         moves = isinstance(made, Index) and any(
-            isinstance(a, FloorDiv | Mod) for e in made.subs for a in atoms(e))
+            isinstance(a, FloorDiv | Mod) for e in made.subs for a in factors(e))
         return self.read(value, subs) if moves else self.load(value, subs)
 
     def read(self, value: Value, subs: Sequence[Sub]) -> Value:
@@ -207,7 +207,7 @@ class _Maker:
 
     def through(self, value: Value, subs: Sequence[Sub], mask: Grid,
                 fill: float | int | bool) -> Value | None:
-        """The element, read through an index or a cast that loses nothing: they are free here."""
+        """The element, read through indices and lossless casts, which are free here."""
         match self.made.get(value):
             case Cast(x, dtype) if (dtype_of(x.type) == dtype or dtype_of(x.type).bits < dtype.bits
                                     ) and not (mask and fill != 0):

@@ -15,7 +15,7 @@ from rung.loop import ir as loop
 from rung.tile import legality
 from rung.tile import mapping as tile
 from rung.tile.complete import with_values
-from rung.tile.match import Call, Library, call_of
+from rung.tile.match import Library, LibraryCall, call_of
 from rung.tile.price import Price, price
 from rung.tile.to_kernel import to_kernel
 from rung.tile.tree import Tree
@@ -32,7 +32,7 @@ class Choice:
     kernel: Func
     lowered: Func | None  # None: the mapping hands the kernel to a library
     price: Price
-    library: Call | None = None
+    library: LibraryCall | None = None
 
 
 def choose(kernel: Func, machine: Machine, candidates: Candidates,

@@ -126,7 +126,7 @@ class Tensor:
 
 
 @dataclass(frozen=True)
-class Call:
+class LibraryCall:
     """A kernel that is a library call: its axes and tensors by their names in the meaning."""
 
     contraction: str
@@ -139,10 +139,10 @@ class Library:
     """A library call: what it computes, and the seconds that it takes."""
 
     atom: Atom
-    seconds: Callable[[Call, Func, Machine, Mapping[str, int]], float]
+    seconds: Callable[[LibraryCall, Func, Machine, Mapping[str, int]], float]
 
 
-def call_of(atom: Atom, kernel: Func) -> Call | None:
+def call_of(atom: Atom, kernel: Func) -> LibraryCall | None:
     """How `atom` computes all of a kernel, on whole tensors, if it does."""
     meaning = meaning_of(atom)
     stores = [op for op in kernel.body.ops if isinstance(op, loop.Store)]
@@ -161,7 +161,7 @@ def call_of(atom: Atom, kernel: Func) -> Call | None:
     return None
 
 
-def _called(atom: Atom, kernel: Func, pairs: Sequence[tuple[Op, Op | None]]) -> Call | None:
+def _called(atom: Atom, kernel: Func, pairs: Sequence[tuple[Op, Op | None]]) -> LibraryCall | None:
     """The call, if each access of the kernel is to a whole tensor as the meaning's is."""
     extents, tensors, wanted = loop.extents_of(kernel), dict[str, Tensor](), dict[str, Tensor]()
     for want, have in pairs:
@@ -183,7 +183,7 @@ def _called(atom: Atom, kernel: Func, pairs: Sequence[tuple[Op, Op | None]]) -> 
         if order not in (given, turned):
             return None
     (fold,) = loop.folds(kernel)
-    return Call(fold.result.name, {want: a for a, want in axes.items()}, tensors)
+    return LibraryCall(fold.result.name, {want: a for a, want in axes.items()}, tensors)
 
 
 def _readers(axis: str, tensors: Mapping[str, Tensor]) -> frozenset[str]:

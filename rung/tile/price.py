@@ -118,9 +118,9 @@ class _Pricing:
         """How much slower the work is when accumulators and operands exceed the registers."""
         used: dict[frozenset[str], float] = {}
         for s in self.tree.stmts:
-            if s.carries and not self._unit(s):
+            if s.carries and not _unit(self.tree, s):
                 states, state = len(s.op.results), s.op.results[0]
-                copies = axes_of(state.type) if self._grouped(s) else s.op.nest
+                copies = axes_of(state.type) if _grouped(self.tree, s) else s.op.nest
                 used[s.axes] = used.get(s.axes, 0) + states * self._vectors(
                     copies) * self._width(state)
         registers = self.nest.machine.registers
@@ -130,24 +130,13 @@ class _Pricing:
         """Vector operations of one statement over its whole nest."""
         steps = prod(self.trips[n] for n in self._around(s))
         steps *= prod(map(self._steps, self.nest.launch))  # each thread does all of it
-        atom = self._grouped(s)
-        does = {*s.fold.args, *filter(self._whole, atom.args)} if atom else set(self._unit(s))
+        atom = _grouped(self.tree, s)
+        does = {*s.fold.args, *filter(self._whole, atom.args)} if atom else set(_unit(self.tree, s))
         inside = sum(self._leaf(x) for x in s.behind if x.result not in does)
         if atom:
             inside += 0.7 * sum(self._vectors(axes_of(v.type)) for v in atom.args
                                 if self._whole(v)) / group_of(atom.atom)
         return steps * (max(inside + self._own(s.op), self._chain(s)) + LOOP)
-
-    def _unit(self, s: Stmt) -> tuple[Value, ...]:
-        """What a matrix unit reads for a statement, whose state it keeps; empty where it is none
-        that computes it."""
-        found = self.tree.atoms.get(s.name) if s.kind == "fold" else None
-        return found.args if found and not self._grouped(s) else ()
-
-    def _grouped(self, s: Stmt) -> Match | None:
-        """The vector instruction of a statement that takes several elements a lane."""
-        found = self.tree.atoms.get(s.name) if s.kind == "fold" else None
-        return found if found and group_of(found.atom) else None
 
     def _whole(self, value: Value) -> bool:
         """Whether what an atom takes at once lies side by side in memory."""
@@ -227,7 +216,7 @@ class _Pricing:
     def _chain(self, s: Stmt) -> float:
         if not s.carries or self.threads:
             return 0.0
-        if atom := self._grouped(s):
+        if atom := _grouped(self.tree, s):
             return LATENCY * self.units[s.carries] / group_of(atom.atom)
         return LATENCY * (1 if len(s.op.results) == 1 else 6)
 
@@ -309,3 +298,16 @@ def _speed(op: loop.Fold, mapping: tile.Mapping, machine: Machine) -> float:
     used = next((u.atom for u in mapping.uses if u.contraction == op.result.name), "")
     atom, flops = machine.atom(used), machine.rates.flops
     return flops[atom.rate] / flops["f32"] if atom else 1.0
+
+
+def _unit(tree: Tree, s: Stmt) -> tuple[Value, ...]:
+    """What a matrix unit reads for a statement, whose state it keeps; empty where it is none that
+    computes it."""
+    found = tree.atoms.get(s.name) if s.kind == "fold" else None
+    return found.args if found and not group_of(found.atom) else ()
+
+
+def _grouped(tree: Tree, s: Stmt) -> Match | None:
+    """The vector instruction of a statement that takes several elements a lane."""
+    found = tree.atoms.get(s.name) if s.kind == "fold" else None
+    return found if found and group_of(found.atom) else None

@@ -32,7 +32,7 @@ IMPORT, SOURCE = "program.import", "source"
 
 
 @dataclass(frozen=True)
-class Step:
+class Compared:
     """A pass that ran; `change` says by how much its result is off, `note` why it has none."""
 
     name: str
@@ -60,15 +60,15 @@ def bisect(given: Given, request: Request) -> tuple[str, bool]:
     return "\n".join(lines) + "\n", not wrong
 
 
-def steps(graph: Graph, compilation: Compilation) -> Iterator[Step]:
+def steps(graph: Graph, compilation: Compilation) -> Iterator[Compared]:
     """What each pass did to the result, down to the first that is wrong."""
     if graph.imported is None:
-        yield Step(IMPORT, note=f"runs as it is: {graph.refused}")
+        yield Compared(IMPORT, note=f"runs as it is: {graph.refused}")
         return
     arrays = [to_numpy(x) for x in (*graph.inputs, *graph.imported.constants)]
     history, verdict = compilation.history(graph.imported.func), verdict_of(graph)
     new = _by_oracles(history.start, arrays)
-    yield (last := Step(IMPORT, verdict(new)))
+    yield (last := Compared(IMPORT, verdict(new)))
     for step in history.steps:
         if last.change:
             return
@@ -80,18 +80,18 @@ def steps(graph: Graph, compilation: Compilation) -> Iterator[Step]:
         except (RungError, IndexError) as error:
             yield _raised(name, error)
             return
-        last = Step(name, verdict(new))
-        yield Step(name, note="compared with the source, for its size") if slow else last
+        last = Compared(name, verdict(new))
+        yield Compared(name, note="compared with the source, for its size") if slow else last
     if last.change:
         return
     if history.failed and history.error:
         yield _raised(history.failed.full_name, history.error)
     else:
-        yield Step(SOURCE, verdict(compiled(graph, compilation, history.at("kernel"))))
+        yield Compared(SOURCE, verdict(compiled(graph, compilation, history.at("kernel"))))
 
 
-def _raised(name: str, error: Exception) -> Step:
-    return Step(name, f"it to {type(error).__name__}: {str(error).splitlines()[0]}")
+def _raised(name: str, error: Exception) -> Compared:
+    return Compared(name, f"it to {type(error).__name__}: {str(error).splitlines()[0]}")
 
 
 def verdict_of(graph: Graph) -> Callable[[Arrays], str]:

@@ -62,7 +62,7 @@ def generate(decoder: Decoder, vocabulary: int, count: int,
 
 
 @dataclass(frozen=True)
-class Options:
+class Request:
     """The command line."""
 
     inductor: bool
@@ -74,7 +74,7 @@ class Options:
 class Demo:
     """Runs the parts one after the other; `failed` collects what a check found."""
 
-    def __init__(self, options: Options):
+    def __init__(self, options: Request):
         self.options = options
         self.failed: list[str] = []
 
@@ -241,7 +241,7 @@ def _short(dtype: torch.dtype) -> str:
     return {torch.float32: "fp32", torch.bfloat16: "bf16"}[dtype]
 
 
-def options(argv: Sequence[str] | None) -> Options:
+def options(argv: Sequence[str] | None) -> Request:
     made = argparse.ArgumentParser(prog="python -m rung.tools.demo", description=__doc__,
                                    formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--no-inductor", dest="inductor", action="store_false",
@@ -254,7 +254,7 @@ def options(argv: Sequence[str] | None) -> Options:
     args = made.parse_args(argv)
     sizes = models.TINY if args.quick else models.LLAMA
     sizes = replace(sizes, layers=args.layers or sizes.layers)
-    return Options(args.inductor, sizes, max(2, args.tokens), args.others)
+    return Request(args.inductor, sizes, max(2, args.tokens), args.others)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

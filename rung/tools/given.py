@@ -149,13 +149,13 @@ class _Calls(ast.NodeTransformer):
 
 def _with_sites(body: ast.expr, make: Callable[[str], ast.expr]) -> ast.expr:
     """A copy of `body` with what `make` gives for each site."""
-    class Fill(ast.NodeTransformer):
+    class Filler(ast.NodeTransformer):
         def visit_Name(self, node: ast.Name) -> ast.expr:
             if not node.id.startswith(SITE):
                 return node
             return ast.copy_location(make(node.id.removeprefix(SITE)), node)
 
-    filled: ast.expr = Fill().visit(copy.deepcopy(body))
+    filled: ast.expr = Filler().visit(copy.deepcopy(body))
     return filled
 
 

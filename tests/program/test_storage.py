@@ -47,10 +47,10 @@ a view of turned
 b view of turned
 new update of back
 state update of new
-other extern of column copied
-p extern of other told
-q extern of other told
-n extern of told
+other unknown of column copied
+p unknown of other told
+q unknown of other told
+n unknown of told
 """
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from rung.tools import demo, measure, models
-from rung.tools.demo import Demo, Options, Run
+from rung.tools.demo import Demo, Request, Run
 
-TINY = Options(inductor=False, sizes=models.TINY, tokens=4, others=True)
+TINY = Request(inductor=False, sizes=models.TINY, tokens=4, others=True)
 
 
 def test_the_demo_passes(capsys: pytest.CaptureFixture[str]) -> None:

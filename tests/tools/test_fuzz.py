@@ -13,6 +13,7 @@ import torch
 from planted import plant, with_a_bug
 
 from rung.core.op import Func
+from rung.program import reinplace
 from rung.targets.base import target
 from rung.tools import opt
 from rung.tools.fuzz import batch, mappings, programs, tensors, texts
@@ -29,8 +30,8 @@ def test_random_programs_do_what_eager_does(first: int) -> None:
 
 
 def test_a_seed_is_a_program_and_programs_are_of_many_kinds() -> None:
-    drawn = [programs.draw(seed) for seed in range(60)]
-    assert [p.source for p in drawn] == [programs.draw(seed).source for seed in range(60)]
+    drawn = [programs.draw(seed) for seed in range(80)]
+    assert [p.source for p in drawn] == [programs.draw(seed).source for seed in range(80)]
     assert {p.exact for p in drawn} == {True, False}
     assert any(map(programs.mutates, (line.text for p in drawn for line in p.lines)))
     kinds = {x.dtype for p in drawn for x in programs.traced(p).values()}
@@ -52,6 +53,17 @@ def test_a_planted_bug_is_found_cut_down_and_saved(monkeypatch: pytest.MonkeyPat
     alone = subprocess.run([sys.executable, saved[0]], capture_output=True, text=True, check=False,
                            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
     assert alone.returncode == 0, alone.stderr  # nothing is planted there
+
+
+def test_an_argument_is_updated_twice_and_read_in_another_order_between(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was a wrong answer: `tangled` missed reads of an argument under an earlier update's
+    name."""
+    tangled = reinplace._Work.tangled
+    monkeypatch.setattr(reinplace._Work, "tangled", lambda work, call, new, old: (
+        tangled(work, call, new, old) if old.role else None))
+    drawn = {seed: programs.draw(seed) for seed in range(60, 80)}
+    assert [seed for seed, *_ in differing(drawn, "cpu", len(drawn))]
 
 
 def test_oracles_give_calls_the_layouts_that_they_expect() -> None:

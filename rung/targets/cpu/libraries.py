@@ -20,7 +20,7 @@ from rung.core.op import Func
 from rung.core.types import BF16, F32, I8, DType, TensorType, Type, dtype_of, shape_of
 from rung.loop.ir import extents_of
 from rung.targets.cpu.machine import features
-from rung.tile.match import Call, Library, Tensor, call_of
+from rung.tile.match import Library, LibraryCall, Tensor, call_of
 
 if TYPE_CHECKING:
     import torch
@@ -29,8 +29,9 @@ SKINNY = 8  # rows below which a library's matmul is bound by how it streams the
 
 
 def _seconds(share: float, dispatch: float
-             ) -> Callable[[Call, Func, Machine, Mapping[str, int]], float]:
-    def seconds(call: Call, kernel: Func, machine: Machine, hints: Mapping[str, int]) -> float:
+             ) -> Callable[[LibraryCall, Func, Machine, Mapping[str, int]], float]:
+    def seconds(call: LibraryCall, kernel: Func, machine: Machine, hints: Mapping[str, int]
+                ) -> float:
         extents, dtype = extents_of(kernel), dtype_of(call.tensors["a"].buffer.type)
         batch, m, n, k = (max(1, known(extents[call.axes[a]], hints)) if a in call.axes else 1
                           for a in "hijk")
@@ -63,7 +64,7 @@ def _meaning(dtype: DType, batch: bool, linear: bool, bias: bool, post: str) -> 
             f"  y[{at}i,j] = {made.format(f'{post}({total})' if post else total)}\n")
 
 
-def _entry(name: str, seconds: Callable[[Call, Func, Machine, Mapping[str, int]], float],
+def _entry(name: str, seconds: Callable[[LibraryCall, Func, Machine, Mapping[str, int]], float],
            dtype: DType, *, batch: bool = False, bias: bool = False, post: str = "") -> Library:
     linear = name == LINEAR
     operands = (Operand("dram", turns=not linear),) * 2 + (Operand("dram"),) * bias
@@ -71,7 +72,7 @@ def _entry(name: str, seconds: Callable[[Call, Func, Machine, Mapping[str, int]]
 
 
 MATMUL, LINEAR, BYTES = "aten.matmul", "onednn.linear", "aten.int_mm"
-POSTS = ("", "relu")  # what oneDNN computes after a sum
+POSTS = ("", "relu")  # epilogues that oneDNN computes
 LIBRARIES = (
     *(_entry(MATMUL, _seconds(0.40, 5e-6), dtype, batch=batch, bias=bias) for dtype in (F32, BF16)
       for batch, bias in ((False, False), (True, False), (False, True))),
@@ -144,7 +145,7 @@ def _taken(x: Tensor, names: Sequence[str]) -> Callable[[Sequence[torch.Tensor]]
     return (lambda tensors: tensors[place][subscript]) if subscript else itemgetter(place)
 
 
-def _matmul(atom: Atom, call: Call) -> Callable[..., torch.Tensor]:
+def _matmul(atom: Atom, call: LibraryCall) -> Callable[..., torch.Tensor]:
     """Of a, b, the bias and the output's memory, the last two or None."""
     import torch
 

@@ -38,7 +38,7 @@ Run = Callable[[list[Any]], Any]
 
 
 @dataclass
-class Part:
+class TracedGraph:
     """The graph of one program on its way to code; `run` is there once `build` has been."""
 
     imported: Imported
@@ -85,7 +85,7 @@ class Lowered:
 
     program: Program
     call: Callable[..., Any]
-    parts: list[Part] = field(default_factory=list)
+    parts: list[TracedGraph] = field(default_factory=list)
 
     def watch(self) -> None:
         """Keep what each part is given and gives."""
@@ -96,7 +96,7 @@ class Lowered:
 def lowered(program: Program, target: Target, prefix: str) -> Lowered:
     """Down to Kernel IR. RungError where a rung refuses, which torch.compile would hide;
     Unsupported also where AOTAutograd does, with any backend."""
-    parts, failed = list[Part](), list[Exception]()
+    parts, failed = list[TracedGraph](), list[Exception]()
 
     def compiler(gm: fx.GraphModule, examples: Sequence[Any]) -> compat.Boxed:
         try:
@@ -118,14 +118,15 @@ def lowered(program: Program, target: Target, prefix: str) -> Lowered:
     return Lowered(program, call, parts)
 
 
-def _part(gm: fx.GraphModule, program: Program, target: Target, prefix: str) -> Part:
+def _part(gm: fx.GraphModule, program: Program, target: Target, prefix: str) -> TracedGraph:
     precision = dict(program.options).get("precision", "default")
     with compat.unset_fake_temporarily():
         imported = import_graph(gm, static=compat.static_inputs(gm))
-        return Part(imported, Compilation(target, TORCH, precision).lower(imported.func), prefix)
+        history = Compilation(target, TORCH, precision).lower(imported.func)
+        return TracedGraph(imported, history, prefix)
 
 
-def _run(part: Part, args: list[Any]) -> Any:
+def _run(part: TracedGraph, args: list[Any]) -> Any:
     assert part.run is not None
     given = cloned(args) if part.watched else []
     out = part.run(args)

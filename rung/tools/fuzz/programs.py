@@ -51,6 +51,8 @@ torch.where({a} > {b}, {a}, {b}) | torch.where({i} > {n}, {a}, {b}) | {a}.masked
 {a}.add_({b}) | {a}.mul_({k}) | {a}.copy_({b}) | {a}.relu_() | {a}.fill_({k}) | {a}.neg_()
 {a}.select({d}, 0).copy_({b}) | {a}[{n}:].add_({k}) | {a}.mT.mul_({b}) | {a}.reshape(-1)[:2].zero_()
 {a}.index_copy_({d}, {index}, {b}) | {a}.view({f}).sub_({k}) | {a}.index_add({d}, {index}, {b})
+{a}.index_fill_({d}, {index}, {k}) | {a}.index_put_(({index},), {b}.sum()) | {a}.sub_({a}.flip({d}))
+{a}.copy_({a}.flip({d})) | {a}.copy_({a}.flip({d}) * {k}) | {a}.copy_({a}.roll(1, {d}) + {b})
 """
 TABLES = {"exact": BOTH + """
 {a} > {b} | {a} >= {k} | {a} == {b} | {a} != {b} | {i} & {j} | {i} ^ {j}
@@ -77,6 +79,7 @@ torch.tanh({a}) * torch.sigmoid({b}) | F.linear({a}, {b}) / 8 | torch.reciprocal
 """}
 STATEMENTS = {family: [x for line in table.strip().splitlines() for x in line.split(" | ") if x]
               for family, table in TABLES.items()}
+UPDATES = [x for x in STATEMENTS["smooth"] if "_(" in x]
 
 
 @dataclass(frozen=True)
@@ -137,6 +140,7 @@ class _Draw:
         kinds = [main, main, rng.choice((main, *FLOATS)), rng.choice(INTEGERS)]
         for name, dtype in zip("abcd", kinds, strict=True):
             self.values[name] = self.tensor(rng.choice(shapes), dtype)
+        self.values["e"] = torch.randint(0, 3, (rng.randint(1, 3),), generator=self.generator)
         given = {name: x.clone(memory_format=torch.preserve_format)
                  for name, x in self.values.items()}
         for _ in range(4 * most):
@@ -168,7 +172,7 @@ class _Draw:
         """Append one, unless eager or the family refuses it."""
         before = {x: x.clone() for x in self.values.values()}
         try:
-            text, reads = self.filled(self.rng.choice(STATEMENTS[self.family]))
+            text, reads = self.filled(*self.pattern())
             read = [self.values[name] for name in reads]
             if mutates(text) and (overlaps(read[0]) or any(shared(read[0], x) for x in read[1:])):
                 return  # eager's answer depends on the order of its loops, or AOTAutograd errs
@@ -194,23 +198,29 @@ class _Draw:
         inside = bool((held.abs() <= LARGEST[self.family]).all())
         return inside and (self.family == "smooth" or torch.equal(held * 4, (held * 4).round()))
 
-    def filled(self, pattern: str) -> tuple[str, tuple[str, ...]]:
-        """A statement's text, and the values that it reads."""
+    def pattern(self) -> tuple[str, Sequence[str]]:
+        """One of the table; after an update often another update, of the same value."""
+        again = [x.reads[0] for x in self.lines[-1:] if mutates(x.text)]
+        if self.rng.random() < (0.6 if again else 0.1):
+            return self.rng.choice(UPDATES), again
+        return self.rng.choice(STATEMENTS[self.family]), ()
+
+    def filled(self, pattern: str, first: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+        """A statement's text, where `{a}` is of `first` if there is one, and what it reads."""
         rng, reads = self.rng, list[str]()
         floats = [n for n, x in self.values.items() if x.is_floating_point()]
-        others = [n for n, x in self.values.items() if not x.is_floating_point()]
+        others = [n for n, x in self.values.items() if not x.is_floating_point() and n != "e"]
         # recent values are read more often, so that programs are deep
         recent = {"abc": floats + floats[-3:], "ij": others + others[-3:]}
         table: dict[str, Any] = {}
         for names, pool in recent.items():
             for x in names:
                 if f"{{{x}}}" in pattern:
-                    table[x] = rng.choice(pool)
+                    table[x] = rng.choice(first if first and x == "a" else pool)
                     reads.append(table[x])
-        first = self.values[reads[0]] if reads else torch.zeros(())
-        table |= self.numbers(first)
+        table |= self.numbers(self.values[reads[0]] if reads else torch.zeros(()))
         if "{index}" in pattern:
-            (table["index"],) = rng.sample(self.indices(), 1)
+            table["index"] = rng.choice(self.indices())
             reads.append(table["index"])
         return pattern.format(**table), tuple(dict.fromkeys(reads))
 
@@ -227,12 +237,9 @@ class _Draw:
                 "float": rng.choice(FLOATS), "integer": rng.choice(INTEGERS)}
 
     def indices(self) -> list[str]:
-        """Values that can be indices; IndexError, which draws again, if there are none."""
-        found = [n for n, x in self.values.items() if x.dtype is torch.int64 and x.dim() == 1
-                 and x.numel() and int(x.min()) >= 0]
-        if not found:
-            raise IndexError
-        return found
+        """Values that can be indices."""
+        return [n for n, x in self.values.items() if x.dtype is torch.int64 and x.dim() == 1
+                and x.numel() and int(x.min()) >= 0]
 
 
 def _factors(n: int) -> list[tuple[int, ...]]:
