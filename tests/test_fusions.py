@@ -132,6 +132,25 @@ def test_many_rows_share_one_norm_and_leave_the_products_to_a_library() -> None:
     assert (found.launches, between(found)) == (3, [4 * x.numel()]), found
 
 
+def test_a_linear_is_the_same_call_for_rows_in_a_batch() -> None:
+    """What a library computes is known only when the reshapes around it are gone."""
+    args = [torch.randn(392, 384), torch.randn(1536, 384), torch.randn(1536)]
+    batched = [torch.randn(2, 196, 384), *args[1:]]
+    flat, deep = (plans(lambda *x: F.gelu(F.linear(*x)), x, libraries=True)[0]
+                  for x in (args, batched))
+    assert (flat.launches, between(flat)) == (deep.launches, between(deep)) == (2, [4 * 392 * 1536])
+
+
+def test_heads_are_put_in_order_for_a_library() -> None:
+    """A projection reads the heads of an attention across memory, which no library does: a copy
+    and its product are cheaper than a product of ours."""
+    def project(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return F.linear(x.transpose(1, 2).flatten(2), w)
+
+    (found,) = plans(project, [torch.randn(1, 12, 128, 64), torch.randn(768, 768)], libraries=True)
+    assert (found.launches, between(found)) == (2, [4 * 128 * 768])
+
+
 def test_relu_is_computed_in_the_product_and_is_its_own_mask() -> None:
     """Forward, nothing of the result's size but the result is stored; backward, what passes the
     mask goes into each product and sum, or is stored once for all of them."""

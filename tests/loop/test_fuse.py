@@ -303,3 +303,23 @@ def test_symbolic_sizes(program: Func) -> None:
     for n in (1, 7):
         inputs = draw(program, {"s0": n, "s1": n + 4}, ints=n)
         check(to_loop(program), module, inputs, exact=False)
+
+
+def test_a_step_around_a_fold_is_taken_only_if_it_pays_as_mapped() -> None:
+    """The bound of one kernel is always below that of two; what a schedule makes of it may not be.
+    Steps without a fold are not weighed again."""
+    p = Prog()
+    x = p.param("x", 64, 64)
+    total = p.reduce("add", p.map("exp", x), 1)
+    program = to_loop(p.done(p.map("relu", p.map("neg", total))))
+
+    def settled(kernel: Func) -> float | None:
+        return 3.0 if len(loop.folds(kernel)) and len(kernel.body.ops) > 3 else 1.0
+
+    assert len(fuse(program, price, price).kernels) == 1
+    with trace.listen() as events:
+        after = fuse(program, price, settled)
+    assert [len(loop.folds(k)) for k in after.kernels].count(1) == 1 < len(after.kernels)
+    assert any("as mapped" in e.detail for e in events if e.kind == "declined")
+    assert len(fuse(program, price, lambda k: None).kernels) == 1  # nothing is known of any
+    check(program, after, draw(p.done(p.map("relu", p.map("neg", total)))))

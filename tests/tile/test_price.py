@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from math import inf
+from pathlib import Path
 
 import pytest
 
+from rung.compilation import Compilation
 from rung.core.config import Settings
+from rung.core.cost import bound
 from rung.core.op import Func
 from rung.core.parse import parse_module
+from rung.frontends.torch.externs import TORCH
 from rung.loop import ir as loop
+from rung.pipeline import VOCABULARIES
 from rung.targets.base import target
 from rung.targets.cpu.libraries import LIBRARIES
 from rung.targets.cpu.machine import ASLEEP, AVX512
@@ -129,3 +134,33 @@ def test_threads_that_sleep_are_dear_to_wake(settings: Callable[..., None]) -> N
     awake = target("cpu.avx512").machine.rates.fork
     settings(asleep=True)
     assert target("cpu.avx512").machine.rates.fork == ASLEEP > awake
+
+
+DATA = sorted((Path(__file__).resolve().parents[1] / "data").glob("*.ir"))
+
+
+@pytest.mark.parametrize("where", ["cpu.avx512", "cpu.avx2", "cpu.base", "toy", "cuda.sm90"])
+def test_no_price_is_below_the_bound_of_its_kernel(where: str) -> None:
+    for path in DATA:
+        (program,) = parse_module(path.read_text().partition("--- expect\n")[0], VOCABULARIES)
+        compilation = Compilation(target(where), TORCH)
+        compilation.history(program).reached()
+        choices = compilation.context.choices.values()
+        assert choices
+        for choice in choices:
+            least = bound(choice.kernel, compilation.target.machine)
+            assert choice.price.seconds >= 0.999 * least.seconds, (choice.kernel, least)
+
+
+def test_a_ring_costs_less_where_it_hides_a_transfer() -> None:
+    mapping = ("map mm on toy\n  i: seq *, atom 16\n  j: seq *, lane 16\n  k: pipe *, atom 32\n"
+               "  place x, w in scratchpad at k.pipe{} by dma\n"
+               "  place y in scratchpad at j.seq by dma\n  use mm with mac16\n")
+    text = MATMUL.format(m=64, n=64, k=512, more="").replace(", c: f32[64,64]", "")
+    toy = target("toy")
+    waits, hides = (price(func, func.attr("mapping"), toy.machine) for func in (
+        kernel(text + mapping.format(ring)) for ring in ("", " ring 2")))
+    assert waits.seconds - hides.seconds > 0.9 * hides.compute > 0
+    made = choose(kernel(MATMUL.format(m=17, n=33, k=1000, more="").replace(
+        ", c: f32[17,33]", "")), toy.machine, toy.candidates)
+    assert made.kernel.attr("mapping").placed("x").ring > 1

@@ -22,7 +22,7 @@ from rung.targets.cpu.machine import ASLEEP, AVX512, MACHINES, extended, extensi
 from rung.targets.cpu.packed import packed
 from rung.tile import candidates_cpu
 from rung.tile.mapping import Mapping as TileMapping
-from rung.tile.match import meaning_of
+from rung.tile.match import group_of, meaning_of
 
 
 def threads() -> int:
@@ -49,10 +49,15 @@ def target(name: str) -> Target:
 
 
 def candidates(kernel: Func, machine: Machine, hints: Mapping[str, int]) -> Iterable[TileMapping]:
-    """Mappings worth pricing, each also on the atom that computes the kernel's contraction."""
+    """Mappings worth pricing, each also on the atom that computes the kernel's contraction; without
+    panels, lanes across memory are never worth it."""
     for plain in candidates_cpu.candidates(kernel, machine, hints):
-        yield plain
-        if on_atoms := packed(kernel, machine, plain):
+        on_atoms = packed(kernel, machine, plain)
+        used = [x for x in machine.atoms for u in on_atoms.uses if x.name == u.atom
+                ] if on_atoms else []
+        if not used or any(group_of(x) > 1 for x in used):
+            yield plain
+        if on_atoms:
             yield on_atoms
 
 
