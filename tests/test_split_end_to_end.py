@@ -43,7 +43,7 @@ def narrow(n: int, dtype: torch.dtype) -> list[torch.Tensor]:
 
 
 def cached(n: int, dtype: torch.dtype) -> list[torch.Tensor]:
-    return [torch.randn(1, 1, m, 64).to(dtype) for m in (1, n, n)]
+    return [torch.randn(1, 1, m, 16).to(dtype) for m in (1, n, n)]
 
 
 Make = Callable[[int, torch.dtype], list[torch.Tensor]]

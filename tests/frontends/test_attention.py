@@ -62,7 +62,7 @@ def test_opened_attention_and_its_gradients(name: str, dtype: torch.dtype,
                                             monkeypatch: pytest.MonkeyPatch) -> None:
     """Errors against float64 are no more than eager's, but for the order of sums."""
     torch._dynamo.reset()
-    monkeypatch.setattr("rung.targets.cpu.target.keeps_call", lambda *_: False)
+    monkeypatch.setattr("rung.targets.cpu.target.keeps_call", lambda *_, **__: False)
     heads, keys, named = ATTENTIONS[name]
     shapes = (2, 4, 20, 16), (2, heads, keys, 16), (2, heads, keys, 16)
     given = [tame(shape, dtype, n) / 4 for n, shape in enumerate(shapes)]
