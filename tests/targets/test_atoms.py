@@ -186,3 +186,11 @@ def test_kernels_of_instructions_mean_the_same_on_numpy() -> None:
         assert difference(func, ALL) < 1e-4
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+def test_a_sum_too_short_for_an_instruction_has_a_mapping(dtype: torch.dtype) -> None:
+    for n in (1, 2, 3, 5, 7):
+        torch._dynamo.reset()
+        x = torch.randn(1, n).to(dtype)
+        compiled = torch.compile(torch.nn.functional.linear, backend="rung",
+                                 options={"strict": True})
+        torch.testing.assert_close(compiled(x, x), torch.nn.functional.linear(x, x))

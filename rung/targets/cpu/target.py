@@ -21,6 +21,7 @@ from rung.targets.cpu.libraries import LIBRARIES, keeps_call
 from rung.targets.cpu.machine import ASLEEP, AVX512, MACHINES, extended, extensions, host
 from rung.targets.cpu.packed import packed
 from rung.tile import candidates_cpu
+from rung.tile.legality import is_legal
 from rung.tile.mapping import Mapping as TileMapping
 from rung.tile.match import group_of, meaning_of
 
@@ -53,12 +54,11 @@ def candidates(kernel: Func, machine: Machine, hints: Mapping[str, int]) -> Iter
     panels, lanes across memory are never worth it."""
     for plain in candidates_cpu.candidates(kernel, machine, hints):
         on_atoms = packed(kernel, machine, plain)
-        used = [x for x in machine.atoms for u in on_atoms.uses if x.name == u.atom
-                ] if on_atoms else []
-        if not used or any(group_of(x) > 1 for x in used):
-            yield plain
-        if on_atoms:
+        if on_atoms and is_legal(kernel, on_atoms, machine):
             yield on_atoms
+            if all(group_of(x) == 1 for u in on_atoms.uses if (x := machine.atom(u.atom))):
+                continue
+        yield plain
 
 
 @cache
