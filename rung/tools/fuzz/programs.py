@@ -132,6 +132,7 @@ class _Draw:
         self.family = rng.choice(("exact", "exact", "smooth"))
         self.values: dict[str, Tensor] = {}
         self.lines: list[Line] = []
+        self.given: set[str] = set()  # inputs, and what is computed from them
 
     def program(self, most: int) -> Program:
         rng = self.rng
@@ -143,6 +144,7 @@ class _Draw:
         self.values["e"] = torch.randint(0, 3, (rng.randint(1, 3),), generator=self.generator)
         given = {name: x.clone(memory_format=torch.preserve_format)
                  for name, x in self.values.items()}
+        self.given = set(given)
         for _ in range(4 * most):
             if len(self.lines) < most:
                 self.statement()
@@ -174,6 +176,8 @@ class _Draw:
         try:
             text, reads = self.filled(*self.pattern())
             read = [self.values[name] for name in reads]
+            if mutates(text) and reads[0] not in self.given:
+                return  # tracing by symbols writes to constants at once
             if mutates(text) and (overlaps(read[0]) or any(shared(read[0], x) for x in read[1:])):
                 return  # eager's answer depends on the order of its loops, or AOTAutograd errs
             made = eval(text, SCOPE, self.values)
@@ -183,6 +187,7 @@ class _Draw:
         if all(map(self.keeps, (*self.values.values(), made))):
             self.lines.append(Line(name, text, reads))
             self.values[name] = made
+            self.given |= {name} if self.given.intersection(reads) else set()
             return
         for x, old in before.items():
             if not torch.equal(x, old):
