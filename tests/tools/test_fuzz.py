@@ -29,6 +29,16 @@ def test_random_programs_do_what_eager_does(first: int) -> None:
     assert not [(seed, what, p.source) for seed, p, what in differing(drawn, "cpu", 4)]
 
 
+def test_only_what_comes_of_inputs_is_updated() -> None:
+    """Tracing by symbols writes to constants at once, before what comes earlier in the program."""
+    for seed in (*range(200), 961376):
+        program = programs.draw(seed)
+        given = set(program.inputs)
+        for line in program.lines:
+            assert not programs.mutates(line.text) or line.reads[0] in given, (seed, line)
+            given |= {line.name} if given.intersection(line.reads) else set()
+
+
 def test_a_seed_is_a_program_and_programs_are_of_many_kinds() -> None:
     drawn = [programs.draw(seed) for seed in range(80)]
     assert [p.source for p in drawn] == [programs.draw(seed).source for seed in range(80)]
