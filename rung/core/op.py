@@ -244,6 +244,11 @@ def walk(block: Block) -> Iterator[Op]:
             yield from walk(inner)
 
 
+def made_by(func: Func) -> dict[Value, Op]:
+    """The op that gives each value of a function's own block."""
+    return {r: op for op in func.body.ops for r in op.results}
+
+
 def reads(op: Op) -> set[Value]:
     """The values that an op reads, nested blocks included."""
     return {*op.operands(), *(v for b in op.blocks() for x in walk(b) for v in x.operands())}

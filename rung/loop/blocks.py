@@ -19,7 +19,7 @@ from math import isqrt
 
 from rung.core.cost import behind
 from rung.core.expr import Expr
-from rung.core.op import Func, Op, Value
+from rung.core.op import Func, Op, Value, made_by
 from rung.core.ops import Cast
 from rung.core.types import BOOL, F32, F64, I8, I16, I32, I64, U8, DType, dtype_of
 from rung.loop.emit import Copier, rebuilt
@@ -44,7 +44,7 @@ LARGEST = {BOOL: 1, U8: 255, I8: 128, I16: 1 << 15}  # what a term of a type add
 
 def _small_sums(func: Func) -> list[Fold]:
     """The folds that add terms of narrow types in i64 where i32 suffices."""
-    made = {r: op for op in func.body.ops for r in op.results}
+    made = made_by(func)
     return [op for op in _sums(func, I64) if isinstance(term := made.get(op.args[0]), Cast)
             and (op.extent.const_value or 1 << 31) * LARGEST.get(
                 dtype_of(term.x.type), 1 << 31) < 1 << 31]
@@ -53,7 +53,7 @@ def _small_sums(func: Func) -> list[Fold]:
 def long_sums(func: Func) -> list[Fold]:
     """The folds that add many f32 terms that are not contiguous. Terms of 16 bits are excluded:
     they are less exact than their sum."""
-    made = {r: op for op in func.body.ops for r in op.results}
+    made = made_by(func)
     return [op for op in _sums(func, F32)
             if (op.extent.const_value or CHAIN + 1) > CHAIN and _across(op, made)]
 

@@ -22,7 +22,7 @@ from typing import TypeAlias
 from rung.core import origins, trace
 from rung.core.cost import behind, known
 from rung.core.expr import ONE, Expr
-from rung.core.op import Func, Op, Value
+from rung.core.op import Func, Op, Value, made_by
 from rung.core.ops import Const
 from rung.core.types import axes_of
 from rung.loop.carriers import PEAK
@@ -90,7 +90,7 @@ def can_be(fused: Func) -> Reason | None:
         return "a contraction's result is added up where data say"
     if len(products) > MAX_CONTRACTIONS:
         return f"more than {MAX_CONTRACTIONS} contractions"
-    made = {r: op for op in fused.body.ops for r in op.results}
+    made = made_by(fused)
     before = {op: [x for x in behind(op, made) if isinstance(x, Fold)] for op in folds(fused)}
     for op, inner in before.items():
         again = [c for c in inner if c.product and op.axis in axes_of(c.result.type)]
@@ -179,6 +179,9 @@ class Plan:
     olds: tuple[Piece, ...]  # the producer and the consumers that this was made for
     fused: tuple[Piece, ...]
     gain: float
+
+    def __str__(self) -> str:
+        return f"{self.olds[0].func.name} {self.mode} {self.olds[1].func.name}"
 
 
 def rank_of(producer: Func, consumer: Func) -> int:
@@ -297,8 +300,7 @@ class _Fusion(Graph):
         before, after = (sum(inf if x is None else x for x in map(self.settle, (
             p.func for p in pieces))) for pieces in (plan.olds, plan.fused))
         if after > before:
-            trace.emit("declined", "fuse", f"{plan.olds[0].func.name} {plan.mode} "
-                       f"{plan.olds[1].func.name}", f"{before * 1e6:.2f} us apart, "
+            trace.emit("declined", "fuse", str(plan), f"{before * 1e6:.2f} us apart, "
                        f"{after * 1e6:.2f} us together, as mapped",
                        values=plan.olds[0].results, program=self.name)
         return after <= before
@@ -326,8 +328,7 @@ class _Fusion(Graph):
         return c in self.between(n, c) or n in self.before_checks()
 
     def apply(self, plan: Plan) -> None:
-        trace.emit("fired", "fuse", f"{plan.olds[0].func.name} {plan.mode} "
-                   f"{plan.olds[1].func.name}", f"gains {plan.gain * 1e6:.2f} us",
+        trace.emit("fired", "fuse", str(plan), f"gains {plan.gain * 1e6:.2f} us",
                    values=() if plan.mode == "keep" else plan.olds[0].results)
         if plan.mode == "keep":
             self.keep(plan.producer, *plan.consumers)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from rung.core.op import Func, Op, Value
+from rung.core.op import Func, Op, Value, made_by
 from rung.core.ops import Map
 from rung.loop.carriers import CARRIERS, PEAK, Carrier, is_weight
 from rung.loop.emit import Copier, Emitter
@@ -55,7 +55,7 @@ def can_merge(kernel: Func, top: Fold, total: Fold) -> Reason | None:
         return "the first fold is no maximum"
     if not (total.plain and total.carrier == "add" and total.axis == top.axis):
         return "the second fold is no sum over the same axis"
-    made = {r: op for op in kernel.body.ops for r in op.results}
+    made = made_by(kernel)
     if not is_weight(made, total.args[0], top.args[0], top.result):
         return "what is summed is not exp(x - m) of the maximum's x"
     return None
@@ -63,7 +63,7 @@ def can_merge(kernel: Func, top: Fold, total: Fold) -> Reason | None:
 
 def merge(kernel: Func) -> Func:
     """`kernel` with every maximum, its sums and weighted sums as one fold each."""
-    made = {r: op for op in kernel.body.ops for r in op.results}
+    made = made_by(kernel)
     by_value: dict[Value, Group] = {}
     for top in folds(kernel):
         if (group := _group(kernel, made, top, by_value)) is not None:

@@ -19,7 +19,7 @@ from rung.core import origins, trace
 from rung.core.cost import behind
 from rung.core.errors import RungError
 from rung.core.expr import ZERO, Expr, sym
-from rung.core.op import Func, Op, Value
+from rung.core.op import Func, Op, Value, made_by
 from rung.core.ops import Cast, Const, Map
 from rung.core.types import TensorType, axes_of, dtype_of
 from rung.loop.emit import Copier, Declined, Emitter
@@ -41,7 +41,7 @@ MORE = (1, 2, 4)  # times as many parts as would keep each core busy
 def can_split(kernel: Func, axis: str) -> Reason | None:
     """Why the folds over `axis` cannot be split; None if they can."""
     found = _folds(kernel, axis)
-    made = {r: op for op in kernel.body.ops for r in op.results}
+    made = made_by(kernel)
     if not found:
         return f"nothing folds over {axis}"
     if any(op.prefix for op in found):
@@ -177,7 +177,7 @@ def _partial(kernel: Func, found: Sequence[Fold], axis: str, parts: int,
     ragged = whole % parts is not ZERO
     copier = _Chunk(out, {axis: at}, {p: p for p in kernel.params})
     copier.inner, copier.mask = axis, ((whole - 1 - at,) if ragged else ())
-    made = {r: op for op in kernel.body.ops for r in op.results}
+    made = made_by(kernel)
     needed = {id(x) for op in found for x in (op, *behind(op, made))}
     for op in kernel.body.ops:
         if id(op) in needed:

@@ -18,7 +18,7 @@ from dataclasses import replace
 from rung.core import origins
 from rung.core.errors import LoweringError
 from rung.core.expr import ZERO, Expr, FloorDiv, Mod, factors, is_size, sym
-from rung.core.op import Builder, Func, Names, Op, Value, attributes, hashable
+from rung.core.op import Builder, Func, Names, Op, Value, attributes, hashable, made_by
 from rung.core.ops import Cast, Const, IndexValue, Map, Sub
 from rung.core.rewrite import dead_code
 from rung.core.scalar import MONOIDS, SCALARS
@@ -59,7 +59,7 @@ class _Lowering:
     def program(self, func: Func) -> Func:
         ops: list[Op] = []
         names = Names([v.name for op in func.body.ops for v in op.results])
-        self.made = {r: op for op in func.body.ops for r in op.results}
+        self.made = made_by(func)
         readers: dict[Value, list[Value]] = {op.dst: [] for op in func.body.ops
                                              if isinstance(op, Write)}
         for v, maker in self.made.items():

@@ -13,7 +13,7 @@ from math import prod
 from rung.core.cost import known
 from rung.core.layout import Panel
 from rung.core.machine import Machine
-from rung.core.op import Func, Value, uses
+from rung.core.op import Func, Value, made_by, uses
 from rung.core.ops import Cast, IndexValue, Map
 from rung.core.scalar import SCALARS
 from rung.core.types import axes_of, dtype_of
@@ -289,7 +289,7 @@ def _prologue(shape: Shape, lines: tuple[AxisLine, ...]) -> list[Value]:
     teams = any(x.splits[0][0] == "core" and x.splits[0][1] is not None for x in lines)
     if shape.main is None or not teams:
         return []
-    made = {r: op for op in shape.kernel.body.ops for r in op.results}
+    made = made_by(shape.kernel)
     return [v for v in shape.main.args if isinstance(made[v], Map)]
 
 
@@ -346,7 +346,7 @@ def _pack(shape: Shape, base: TileMapping) -> tuple[Place, ...]:
     """The prologue of the row operand, computed once into panels of the register tile's rows."""
     main = shape.main
     assert main is not None
-    made = {r: op for op in shape.kernel.body.ops for r in op.results}
+    made = made_by(shape.kernel)
     for value in main.args:
         if not isinstance(made.get(value), Map):
             continue

@@ -15,7 +15,7 @@ from itertools import permutations
 
 from rung.core.expr import Expr
 from rung.core.machine import Atom, Machine
-from rung.core.op import Func, Op, Value
+from rung.core.op import Func, Op, Value, made_by
 from rung.core.ops import Cast, Const, Map
 from rung.core.parse import parse_module
 from rung.core.scalar import SCALARS
@@ -44,11 +44,6 @@ def tile_of(atom: Atom) -> tuple[int, int, int]:
 def group_of(atom: Atom) -> int:
     """Elements along the reduced axis that a lane takes at once; 0 for a unit without lanes."""
     return next((n for x in atom.operands if x.layout for _, n in x.layout.blocks), 0)
-
-
-def made_by(func: Func) -> Made:
-    """The op that gives each value."""
-    return {r: op for op in func.body.ops for r in op.results}
 
 
 @dataclass(frozen=True)

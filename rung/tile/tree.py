@@ -25,7 +25,7 @@ from functools import cached_property
 
 from rung.core.expr import Expr
 from rung.core.machine import GRID, Machine
-from rung.core.op import Func, Op, Value
+from rung.core.op import Func, Op, Value, made_by
 from rung.core.types import axes_of
 from rung.loop.ir import Load, Store, contractions, extents_of
 from rung.tile import mapping as tile
@@ -92,7 +92,7 @@ class Tree:
     @cached_property
     def made(self) -> dict[Value, Op]:
         """The op that gives each value."""
-        return {r: op for op in self.kernel.body.ops for r in op.results}
+        return made_by(self.kernel)
 
     @cached_property
     def accesses(self) -> list[Access]:

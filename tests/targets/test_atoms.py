@@ -12,7 +12,7 @@ import torch
 
 from rung.core.errors import MappingError
 from rung.core.machine import Machine
-from rung.core.op import Func
+from rung.core.op import Func, made_by
 from rung.core.parse import parse_module
 from rung.core.types import dtype_of
 from rung.frontends.torch.tensors import DTYPES
@@ -24,7 +24,7 @@ from rung.targets.device import device
 from rung.tile import legality
 from rung.tile.choose import choose
 from rung.tile.mapping import parse_mapping
-from rung.tile.match import deep, group_of, made_by
+from rung.tile.match import deep, group_of
 from rung.tile.to_kernel import to_kernel
 
 ALL = cpu.extended(cpu.AVX512, EXTENSIONS)

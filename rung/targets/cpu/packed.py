@@ -6,31 +6,38 @@ the operand of the lanes brought to panels of them, once for all rows that a cor
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from math import prod
 
 from rung.core.layout import Panel
 from rung.core.machine import Machine
-from rung.core.op import Func, Value
+from rung.core.op import Func, Value, made_by
 from rung.core.types import axes_of
 from rung.loop import ir as loop
 from rung.targets.cpu.groups import ROWS
+from rung.tile.legality import is_legal
 from rung.tile.mapping import AxisLine, Mapping, Place, Use
-from rung.tile.match import Match, deep, group_of, made_by
+from rung.tile.match import Match, deep, group_of
 
 SHORT, LONG = 64, 1024  # extents of a reduced axis
 
 
-def packed(kernel: Func, machine: Machine, mapping: Mapping) -> Mapping | None:
-    """`mapping` on the atoms of the machine; None where that has no use."""
+def packed(kernel: Func, machine: Machine, mappings: Iterable[Mapping]) -> Iterator[Mapping]:
+    """Each mapping also on the atoms that compute the kernel's contractions; where these only make
+    panels, lanes across memory are never worth it without."""
     made = made_by(kernel)
     found = [(op, m) for op in loop.contractions(kernel) if (m := deep(machine, op, made))]
-    for op, m in found:
-        more = _on(kernel, op, m, mapping)
-        if more is None:
-            return None
-        mapping = more
-    return mapping if found else None
+    whole = all(group_of(m.atom) == 1 for _, m in found)
+    for plain in mappings:
+        on_atoms: Mapping | None = plain if found else None
+        for op, m in found:
+            on_atoms = on_atoms and _on(kernel, op, m, on_atoms)
+        legal = on_atoms is not None and is_legal(kernel, on_atoms, machine)
+        if on_atoms and legal:
+            yield on_atoms
+        if not (legal and whole):
+            yield plain
 
 
 def _on(kernel: Func, op: loop.Fold, m: Match, mapping: Mapping) -> Mapping | None:

@@ -21,9 +21,8 @@ from rung.targets.cpu.libraries import LIBRARIES, keeps_call
 from rung.targets.cpu.machine import ASLEEP, AVX512, MACHINES, extended, extensions, host
 from rung.targets.cpu.packed import packed
 from rung.tile import candidates_cpu
-from rung.tile.legality import is_legal
 from rung.tile.mapping import Mapping as TileMapping
-from rung.tile.match import group_of, meaning_of
+from rung.tile.match import meaning_of
 
 
 def threads() -> int:
@@ -50,15 +49,8 @@ def target(name: str) -> Target:
 
 
 def candidates(kernel: Func, machine: Machine, hints: Mapping[str, int]) -> Iterable[TileMapping]:
-    """Mappings worth pricing, each also on the atom that computes the kernel's contraction; without
-    panels, lanes across memory are never worth it."""
-    for plain in candidates_cpu.candidates(kernel, machine, hints):
-        on_atoms = packed(kernel, machine, plain)
-        if on_atoms and is_legal(kernel, on_atoms, machine):
-            yield on_atoms
-            if all(group_of(x) == 1 for u in on_atoms.uses if (x := machine.atom(u.atom))):
-                continue
-        yield plain
+    """Mappings worth pricing."""
+    return packed(kernel, machine, candidates_cpu.candidates(kernel, machine, hints))
 
 
 @cache
