@@ -63,15 +63,13 @@ class Atom:
 
     `meaning` is what one call computes, as Loop IR: rows i, columns j (its lanes) and depth k, with
     the types of its operands. `rate` is the entry of `Rates.flops` at which it runs, `text` how the
-    target writes it, and `excess` what that sums too much, from the second operand alone. Between
-    calls of a `group` other than sync stand waits.
+    target writes it, and `excess` what that sums too much, from the second operand alone.
     """
 
     name: str
     meaning: str
     operands: tuple[Operand, ...]
     rate: str = "f32"
-    group: str = "sync"
     text: str = ""
     excess: str = ""
 
