@@ -7,4 +7,5 @@ TARGETS = {  # name: folder
     "cpu.base": "rung.targets.cpu",
     "toy": "rung.targets.toy",
     "cuda.sm90": "rung.targets.cuda",
+    "cuda-emulated": "rung.targets.cuda_emulated",
 }
