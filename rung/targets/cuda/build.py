@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rung.core.errors import TargetCompileError
 
-FLAGS = ("-cubin", "-arch=sm_90a", "-std=c++17", "-fmad=false", "-Xptxas", "-v")
+FLAGS = ("-cubin", "-std=c++17", "-fmad=false", "-Xptxas", "-v")
 NOTICES = ("C7508", "C7511")  # ptxas ignored setmaxnreg, or serialised wgmma
 
 
@@ -34,14 +34,14 @@ def nvcc() -> str | None:
     return shutil.which("nvcc") or (str(usual) if usual.exists() else None)
 
 
-def build(source: str, folder: Path, name: str = "kernels") -> Cubin:
-    """Compile; raises TargetCompileError with source path, log and command."""
+def build(source: str, folder: Path, name: str = "kernels", arch: str = "sm_90a") -> Cubin:
+    """Compile for one architecture; raises TargetCompileError with source path, log and command."""
     compiler = nvcc()
     path, out = folder / f"{name}.cu", folder / f"{name}.cubin"
     path.write_text(source)
     if compiler is None:
         raise TargetCompileError("no nvcc was found: install the CUDA toolkit", str(path))
-    command = [compiler, *FLAGS, "-o", str(out), str(path)]
+    command = [compiler, *FLAGS, f"-arch={arch}", "-o", str(out), str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     log = done.stdout + done.stderr
     if done.returncode:
