@@ -1,8 +1,9 @@
 """CUDA C++ of a set of kernels: one file that includes nothing, an `extern "C"` kernel for each.
 
-The kernel of `softmax` is called `run_softmax`. Grid loops become digits of blockIdx.x, thread loops of threadIdx.x; a block's arrays lie in one
-arena of shared memory. Buffers are taken to be aligned to 16 bytes, as allocators align them. Roles
-share a block: the threads of `math` come first, and a ring has a full and a free mbarrier a slot.
+The kernel of `softmax` is called `run_softmax`. Grid loops become digits of blockIdx.x, thread
+loops of threadIdx.x; a block's arrays lie in one arena of shared memory. Buffers are taken to be
+aligned to 16 bytes, as allocators align them. Roles share a block: the threads of `math` come
+first, and a ring has a full and a free mbarrier a slot.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Shape:
 
 
 def entry(func: Func) -> str:
-    """The kernel's name in the source: a prefix, since CUDA has functions called max and the like."""
+    """The kernel's name in the source: with a prefix, since CUDA has functions called `max`."""
     return f"run_{func.name}"
 
 
