@@ -66,7 +66,7 @@ def gemm(dtype: str = "f32", **shape: int | str) -> Func:
 
 def test_the_source_has_the_parts_of_the_mapping() -> None:
     text = emit([gemm()])
-    for part in ('extern "C" __global__ void __launch_bounds__(256) relu_mm(', "cp_async<4>(",
+    for part in ('extern "C" __global__ void __launch_bounds__(256) run_relu_mm(', "cp_async<4>(",
                  "cp_async_wait<0>();", "__syncthreads();", "arena[16896]"):
         assert part in text
     assert "#include" not in text
@@ -169,6 +169,15 @@ def test_a_launch_covers_all_blocks() -> None:
 @needs_nvcc
 def test_the_small_gemm_spills_nothing(tmp_path: Path) -> None:
     assert build(emit([gemm()]), tmp_path).spills() == []
+
+
+@needs_nvcc
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_names_of_device_functions_are_free_for_kernels(arch: str, tmp_path: Path) -> None:
+    """CUDA has `max` for integers and for reals, so no kernel with C linkage may be called that."""
+    kernels = [replace(to_kernel(first(kernel("softmax", "bf16", M=8, N=64))[0], SM90), name=name)
+               for name in ("max", "exp", "combine", "max_f32", "cp_async")]
+    assert build(emit(kernels), tmp_path, arch=arch).spills() == []
 
 
 @needs_nvcc

@@ -1,8 +1,9 @@
 """CUDA C++ of a set of kernels: one file that includes nothing, an `extern "C"` kernel for each.
 
-Grid loops become digits of blockIdx.x, thread loops of threadIdx.x; a block's arrays lie in one
-arena of shared memory. Buffers are taken to be aligned to 16 bytes, as allocators align them. Roles
-share a block: the threads of `math` come first, and a ring has a full and a free mbarrier a slot.
+The kernel of `softmax` is called `run_softmax`. Grid loops become digits of blockIdx.x, thread
+loops of threadIdx.x; a block's arrays lie in one arena of shared memory. Buffers are taken to be
+aligned to 16 bytes, as allocators align them. Roles share a block: the threads of `math` come
+first, and a ring has a full and a free mbarrier a slot.
 """
 
 from __future__ import annotations
@@ -56,6 +57,11 @@ class Shape:
     stay: bool = False
 
 
+def entry(func: Func) -> str:
+    """The kernel's name in the source: with a prefix, since CUDA has functions called `max`."""
+    return f"run_{func.name}"
+
+
 def launch_loops(func: Func, kind: str) -> list[For]:
     """The grid or thread loops of a kernel, outermost first."""
     return [op for op in walk(func.body) if isinstance(op, For) and KINDS.get(op.level) == kind]
@@ -105,7 +111,8 @@ class CudaEmitter(Emitter):
         self.threads, self.teams = threads_of(func), teams_of(func)
         roles = [op for op in walk(func.body) if isinstance(op, Role)]
         bounds = f"{sum(self.teams.values())}{', 1' if any(op.regs for op in roles) else ''}"
-        head = f'extern "C" __global__ void __launch_bounds__({bounds}) {{name}}({{params}})'
+        head = (f'extern "C" __global__ void __launch_bounds__({bounds}) '
+                f'{entry(func)}({{params}})')
         super().__init__(func, prelude, Style("__restrict__", head))
         self.sync = "__syncthreads()"
         self.rings: dict[str, Ring] = {}
