@@ -12,12 +12,11 @@ from rung.core.types import TensorType, dtype_of
 from rung.kernel.ir import Alloc
 from rung.targets.base import buffers_of, strides_of, symbols_of
 from rung.targets.cpu.emit import emit_stretch
-from rung.targets.cuda.emit import launch_shape, shared_bytes
+from rung.targets.cuda.emit import entry, launch_shape, shared_bytes
 from rung.targets.device import Stretch
 
 HOST = Path(__file__).with_name("host.h").read_text()
 ARENA = re.compile(r"(extern )?__shared__ __align__\(16\) unsigned char arena\[\d*\];")
-MOST = 16  # size symbols of a kernel
 STAY = 3  # blocks of a launch whose blocks stay, so that each has several tiles
 
 
@@ -40,13 +39,13 @@ def _run(kernel: Func) -> str:
     grain = min((_grain(v) for op in walk(kernel.body) if isinstance(op, Alloc)
                  for v in op.results), default=4)
     return "\n".join([
-        f"static void call_{name}(char *const *p, const long *s) {{ ::{name}({', '.join(args)}); }}",
+        f"static void call_{name}(char *const *p, const long *s) {{ {entry(kernel)}({', '.join(args)}); }}",
         f"void run_{name}({', '.join(params)}) {{",
-        f"  const Launch what = {{\"{name}\", call_{name}, {blocks}, {shape.threads}, "
-        f"{shared_bytes(kernel)}, {grain}}};",
         f"  const Buffer given[] = {{{', '.join(_buffer(kernel, n) for n in numbers)}}};",
-        f"  const long sizes[{MOST}] = {{{', '.join([*sizes, '0'])}}};",
-        f"  launch(what, given, {len(buffers)}, sizes);", "}"])
+        f"  static long sizes[{len(sizes) + 1}];",  # where kernels may read
+        *(f"  sizes[{n}] = {s};" for n, s in enumerate(sizes)),
+        f'  launch("{name}", call_{name}, {blocks}, {shape.threads}, {shared_bytes(kernel)}, '
+        f"{grain}, given, {len(buffers)}, sizes);", "}"])
 
 
 def _buffer(kernel: Func, n: int) -> str:

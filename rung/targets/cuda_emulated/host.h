@@ -14,8 +14,8 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <ucontext.h>
 
 #define HOST __attribute__((no_sanitize("thread"), noinline))
@@ -28,7 +28,7 @@
 extern "C" const char __ehdr_start[], _end[] __attribute__((visibility("hidden")));  // this library
 namespace rung {
 enum { THREADS = 1024, LANES = 32, MBARRIERS = 128, BUFFERS = 64, NAMED = 16 };
-const long GUARD = 4096, STACK = 128 << 10, FLIGHTS = 4 << 20;
+const long GUARD = 4096, STACK = 64 << 10, FLIGHTS = 1 << 20;
 typedef unsigned Clocks[THREADS];  // a stamp of each thread
 
 struct Cell {  // what is known of one element: threads by number, from 1, and when
@@ -54,18 +54,16 @@ struct Flight {  // an asynchronous copy, or an arrival after those before it
   char *to;
   const char *from;
   int size, bytes;
-  unsigned group, stamp;
   Meeting *arrival;
+  unsigned group, stamp;
   Flight *next;
 };
 struct Thread {
   jmp_buf at;
-  bool waits;  // while (*counter & mask) == value
-  const unsigned *counter;
-  unsigned mask, value;
+  Meeting *meeting;  // while its phase has this parity, the thread waits
+  unsigned parity, clock, group;
   const char *what;
   int line;
-  unsigned clock, group;
   Flight *first, *last;
 };
 static struct { unsigned x; } threadIdx;
@@ -73,17 +71,16 @@ static struct { long x; } blockIdx, gridDim;
 static Thread threads[THREADS];
 static Meeting barriers[NAMED], shuffles[THREADS / LANES][LANES], mbarriers[MBARRIERS];
 static Buffer buffers[BUFFERS];  // the first is shared memory
-static struct { char *at, old[16]; int size; unsigned other; } contested;
-static struct { char *at; long bytes; } maps[2 * BUFFERS + 3];
-static char message[400], *stacks, *shared_memory, *places[BUFFERS];
+static struct { char *at, old[16]; long size; unsigned other; } contested;
+static char message[400], *stacks, *shared_memory, *places[BUFFERS], *taken[2 * BUFFERS + 3];
 static const char *kernel;
 static Flight *flights;
 static unsigned *known, tick, level;  // known: of the clock of [thread][other]
-static int count, buffer_count, mbarrier_count, map_count, begun, ended, fibers, fibers_made;
-static long sizes[16], flight_count;
+static int count, buffer_count, mbarrier_count, taken_count, flight_count, begun, ended, fibers;
 static bool running;
-static jmp_buf escape, scheduler, parked[THREADS];
+static jmp_buf escape, scheduler;
 static void (*body)(char *const *, const long *);
+static const long *sizes;
 
 HOST static void fault(const char *format, ...) {
   const int n = snprintf(message, sizeof message, "kernel %s, block %ld, thread %u: ", kernel,
@@ -147,7 +144,7 @@ HOST static void use(const void *address, long size, Use use, bool aligned = tru
   if (!running) return;
   settle();
   char *const p = (char *)address;
-  if ((p >= stacks && p < stacks + THREADS * STACK) || (p >= __ehdr_start && p < _end)) return;
+  if ((p >= stacks && p < stacks + count * STACK) || (p >= __ehdr_start && p < _end)) return;
   Buffer *b = buffers, *const end = buffers + buffer_count;
   while (b < end && (p < b->at - GUARD || p >= b->at + b->bytes + GUARD)) b++;
   if (b == end) fault("%s %ld B at %p, out of range of all buffers", USES[use], size, address);
@@ -184,35 +181,37 @@ HOST static unsigned come(Meeting &m, unsigned all, unsigned members, int line, 
   settle();
   if (!m.missing) m.all = all, m.missing = members, m.line = line;
   if (m.all != all || m.line != line)
-    fault("divergent: comes to line %d, while others wait at line %d, for %x and %x", line,
-          m.line, all, m.all);
+    fault("divergent: comes to line %d, while others wait at line %d%s", line, m.line,
+          m.all == all ? "" : " for other threads");
   if (stamp) {  // those who wait here come after what has this stamp
     if (*clock_of(threadIdx.x) < stamp) *clock_of(threadIdx.x) = stamp;
     learn(m.clocks[m.phase % 2], clock_of(0));
     threads[threadIdx.x].clock = ++tick;
   }
-  const unsigned phase = m.phase;
+  const unsigned parity = m.phase % 2;
   if (!--m.missing) m.phase++;
-  return phase;
+  return parity;
 }
-HOST static void wait_while(const unsigned *counter, unsigned mask, unsigned value,
-                            const char *what, int line) {
+HOST static void wait(Meeting &m, unsigned parity, const char *what, int line) {
   Thread &me = threads[threadIdx.x];
   settle();
-  if ((*counter & mask) != value) return;
-  me.counter = counter, me.mask = mask, me.value = value, me.what = what, me.line = line;
-  me.waits = true;
+  if (m.phase % 2 != parity) return;
+  me.meeting = &m, me.parity = parity, me.what = what, me.line = line;
   if (!_setjmp(me.at)) _longjmp(scheduler, 1);
+}
+HOST static unsigned meet(Meeting &m, unsigned all, unsigned members, const char *what, int line,
+                          unsigned stamp) {
+  const unsigned parity = come(m, all, members, line, stamp);
+  wait(m, parity, what, line);
+  if (stamp) learn(clock_of(0), m.clocks[parity]);
+  return parity;
 }
 HOST static void __syncthreads(LINE) {
   if (barriers[0].missing == 1) level = tick++;  // the last to come: all that was is before now
-  const unsigned phase = come(barriers[0], count, count, line, 0);
-  wait_while(&barriers[0].phase, ~0u, phase, "at the barrier", line);
+  meet(barriers[0], count, count, "at the barrier", line, 0);
 }
 template <int ALL> HOST static void team_sync(LINE) {
-  const unsigned phase = come(barriers[1], ALL, ALL, line, now());
-  wait_while(&barriers[1].phase, ~0u, phase, "at the barrier", line);
-  learn(clock_of(0), barriers[1].clocks[phase % 2]);
+  meet(barriers[1], ALL, ALL, "at the barrier", line, now());
 }
 HOST static unsigned long exchange(unsigned mask, unsigned long bits, int from, int line,
                                    unsigned stamp = 0) {
@@ -221,19 +220,17 @@ HOST static unsigned long exchange(unsigned mask, unsigned long bits, int from, 
   if (!(mask >> lane & 1) || !(mask >> from & 1))
     fault("shuffles with lane %d in line %d, but the mask is %x", from, line, mask);
   m.values[m.phase % 2][lane] = bits;
-  const unsigned phase = come(m, mask, __builtin_popcount(mask), line, stamp);
-  wait_while(&m.phase, ~0u, phase, "for lanes of the shuffle", line);
-  if (stamp) learn(clock_of(0), m.clocks[phase % 2]);
-  return m.values[phase % 2][from];
+  const char *const what = "for lanes of the shuffle";
+  return m.values[meet(m, mask, __builtin_popcount(mask), what, line, stamp)][from];
 }
-#define SHUFFLE(NAME, FROM, OUTSIDE)                                                        \
+#define SHUFFLE(NAME, FROM, OUTSIDE)                                                          \
   template <class T> HOST static T NAME(unsigned mask, T x, int o, int width = LANES, LINE) { \
-    const int lane = threadIdx.x % LANES, first = lane / width * width, from = FROM;        \
-    unsigned long bits = 0;                                                                 \
-    memcpy(&bits, &x, sizeof x);                                                            \
-    bits = exchange(mask, bits, OUTSIDE ? lane : from, line);                               \
-    memcpy(&x, &bits, sizeof x);                                                            \
-    return x;                                                                               \
+    const int lane = threadIdx.x % LANES, first = lane / width * width, from = FROM;          \
+    unsigned long bits = 0;                                                                   \
+    memcpy(&bits, &x, sizeof x);                                                              \
+    bits = exchange(mask, bits, OUTSIDE ? lane : from, line);                                 \
+    memcpy(&x, &bits, sizeof x);                                                              \
+    return x;                                                                                 \
   }
 SHUFFLE(__shfl_xor_sync, lane ^ o, from >= first + width)
 SHUFFLE(__shfl_up_sync, lane - o, from < first)
@@ -264,26 +261,24 @@ HOST static void mbarrier_arrive(unsigned long *slot) {
 }
 HOST static void mbarrier_wait(unsigned long *slot, int parity, LINE) {
   Meeting &m = mbarrier(slot);
-  wait_while(&m.phase, 1, parity, parity ? "for parity 1 of the mbarrier" :
-             "for parity 0 of the mbarrier", line);
+  wait(m, parity, parity ? "for parity 1 of the mbarrier" : "for parity 0 of the mbarrier", line);
   learn(clock_of(0), m.clocks[parity]);
 }
-HOST static void fly(Flight flight) {
+HOST static void fly(char *to, const char *from, int size, int bytes, Meeting *arrival) {
   Thread &me = threads[threadIdx.x];
   Flight *const f = flights + flight_count++;
   if (flight_count > FLIGHTS) fault("has too many asynchronous copies");
-  *f = flight;
-  f->group = me.group, f->stamp = now();
+  *f = {to, from, size, bytes, arrival, me.group, now()};
   (me.first ? me.last->next : me.first) = f;
   me.last = f;
 }
 template <int SIZE> HOST static void cp_async(void *to, const void *from, int bytes) {
   if (bytes) use(from, SIZE, READ);
   use(to, SIZE, COPY);
-  fly({(char *)to, (const char *)from, SIZE, bytes});
+  fly((char *)to, (const char *)from, SIZE, bytes, 0);
 }
 HOST static void cp_async_arrive(unsigned long *slot) {
-  fly({0, 0, 0, 0, 0, 0, &mbarrier(slot)});
+  fly(0, 0, 0, 0, &mbarrier(slot));
   threads[threadIdx.x].clock = ++tick;
 }
 HOST static void land() {  // the first flight of this thread
@@ -322,48 +317,37 @@ UPDATE(atomicMin, x < old ? x : old)
 UPDATE(atomicExch, x)
 template <class T> static T min(T a, T b) { return b < a ? b : a; }
 template <class T> static T max(T a, T b) { return a < b ? b : a; }
-template <class T, class F> HOST static T bits_of(F x) {
-  T bits;
-  memcpy(&bits, &x, sizeof bits);
-  return bits;
-}
-static int __float_as_int(float x) { return bits_of<int>(x); }
-static float __int_as_float(int x) { return bits_of<float>(x); }
-static long long __double_as_longlong(double x) { return bits_of<long long>(x); }
-static double __longlong_as_double(long long x) { return bits_of<double>(x); }
+static int __float_as_int(float x) { return __builtin_bit_cast(int, x); }
+static float __int_as_float(int x) { return __builtin_bit_cast(float, x); }
+static long long __double_as_longlong(double x) { return __builtin_bit_cast(long long, x); }
+static double __longlong_as_double(long long x) { return __builtin_bit_cast(double, x); }
 static float rsqrtf(float x) { return 1 / sqrtf(x); }
 static double rsqrt(double x) { return 1 / sqrt(x); }
 
 // --- launches
 HOST static void fiber() {  // runs the threads that no other fiber has begun
-  const int own = fibers - 1;
-  for (;;) {
-    while (begun < count) {
-      threadIdx.x = begun++;
-      body(places, sizes);
-      settle();
-      ended++;
-    }
-    if (!_setjmp(parked[own])) _longjmp(scheduler, 1);
+  while (begun < count) {
+    threadIdx.x = begun++;
+    body(places, sizes);
+    settle();
+    ended++;
   }
+  _longjmp(scheduler, 1);
 }
 HOST static void begin() {
-  if (_setjmp(scheduler)) return;
-  if (fibers++ < fibers_made) _longjmp(parked[fibers - 1], 1);
-  fibers_made++;
-  ucontext_t made;
+  static ucontext_t made;
   getcontext(&made);
-  made.uc_stack.ss_sp = stacks + (fibers - 1) * STACK;
+  made.uc_stack.ss_sp = stacks + STACK * fibers++;
   made.uc_stack.ss_size = STACK;
   makecontext(&made, fiber, 0);
-  setcontext(&made);
+  if (!_setjmp(scheduler)) setcontext(&made);
 }
 HOST static bool resume() {  // all threads that need no longer wait; false if there was none
   bool any = false;
   for (int n = 0; n < count; n++) {
     Thread &t = threads[n];
-    if (!t.waits || (*t.counter & t.mask) == t.value) continue;
-    any = true, t.waits = false, threadIdx.x = n;
+    if (!t.meeting || t.meeting->phase % 2 == t.parity) continue;
+    any = true, t.meeting = 0, threadIdx.x = n;
     if (!_setjmp(scheduler)) _longjmp(t.at, 1);
   }
   return any;
@@ -379,10 +363,9 @@ HOST static bool land_late() {  // the next arrival of each thread; false if the
 }
 HOST static void deadlock() {
   int here = 0;
-  threadIdx.x = 0;
-  while (!threads[threadIdx.x].waits) threadIdx.x++;
+  for (threadIdx.x = 0; !threads[threadIdx.x].meeting; threadIdx.x++) {}
   const Thread &first = threads[threadIdx.x];
-  for (int n = 0; n < count; n++) here += threads[n].waits && threads[n].line == first.line;
+  for (int n = 0; n < count; n++) here += threads[n].meeting && threads[n].line == first.line;
   fault("deadlock: %d wait %s of line %d, %d elsewhere, and %d have ended", here, first.what,
         first.line, count - ended - here, ended);
 }
@@ -397,55 +380,47 @@ HOST static void run_block() {
   while (ended < count)
     if (!resume() && !land_late()) deadlock();
 }
-HOST static char *map(long bytes) {  // zeros, until the end of the launch
-  void *const at = mmap(0, bytes, PROT_READ | PROT_WRITE,
-                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  maps[map_count++] = {(char *)at, bytes};
-  return (char *)at;
+HOST static char *take(long bytes) {  // zeros, until the end of the launch
+  return taken[taken_count++] = (char *)calloc(bytes, 1);
 }
 // Memory of the device for a buffer: full of NaN, between guards, aligned as the host's.
 HOST static void bring(Buffer b) {
-  b.at = map(b.bytes + 2 * GUARD + 256) + GUARD + (long)b.host % 256;
-  if (b.made) b.cells = (Cell *)map((b.bytes / b.grain + 1) * sizeof(Cell));
+  const long start = (long)take(b.bytes + 2 * GUARD + 512) + GUARD;
+  b.at = (char *)((start + 255) / 256 * 256 + (long)b.host % 256);
+  if (b.made) b.cells = (Cell *)take((b.bytes / b.grain + 1) * sizeof(Cell));
   if (b.given) memcpy(b.at, b.host, b.bytes);
   else memset(b.at, 0xff, b.bytes);
   places[buffer_count] = b.at;
   buffers[buffer_count++] = b;
 }
-HOST static void fetch(const Buffer &b) {  // what was written
-  for (long at = 0; b.made && at < b.bytes; at += b.grain)
-    if (b.cells[at / b.grain].writer) memcpy(b.host + at, b.at + at, b.grain);
-}
 struct Pointer {  // to what a kernel says
   char *p;
   template <class T> operator T *() const { return (T *)p; }
 };
-struct Launch {
-  const char *name;
-  void (*body)(char *const *, const long *);
-  long blocks, threads, shared, grain;  // grain: of shared memory
-};
-// After a fault, launches do nothing until it is taken.
-HOST static void launch(Launch what, const Buffer *given, int n, const long *symbols) {
+// Runs `call(places, symbols)` for each thread. After a fault nothing runs until it is taken.
+HOST static void launch(const char *name, void (*call)(char *const *, const long *), long blocks,
+                        int block, long shared, int grain, const Buffer *given, int n,
+                        const long *symbols) {
   if (message[0]) return;
-  kernel = what.name, body = what.body, gridDim.x = what.blocks, count = what.threads;
-  buffer_count = fibers_made = map_count = 0;
-  memcpy(sizes, symbols, sizeof sizes);
-  stacks = map(THREADS * STACK), flights = (Flight *)map(FLIGHTS * sizeof(Flight));
-  known = (unsigned *)map(4l * count * count);
-  bring({"shared memory", 0, what.shared, what.grain, false, true});
+  kernel = name, body = call, sizes = symbols, gridDim.x = blocks, count = block;
+  buffer_count = 0;
+  stacks = take(count * STACK), flights = (Flight *)take(FLIGHTS * sizeof(Flight));
+  known = (unsigned *)take(4l * count * count);
+  bring({"shared memory", 0, shared, grain, false, true});
   shared_memory = buffers[0].at;
   for (int k = 0; k < n; k++) bring(given[k]);
   running = true;
   if (!_setjmp(escape)) {
     for (blockIdx.x = 0; blockIdx.x < gridDim.x; blockIdx.x++) run_block();
-    for (int k = 1; k <= n; k++) fetch(buffers[k]);
+    for (Buffer *b = buffers + 1; b <= buffers + n; b++)
+      for (long at = 0; b->made && at < b->bytes; at += b->grain)
+        if (b->cells[at / b->grain].writer) memcpy(b->host + at, b->at + at, b->grain);
   } else {
     memset(barriers, 0, sizeof barriers);
     memset(shuffles, 0, sizeof shuffles);
   }
   running = false;
-  for (int k = 0; k < map_count; k++) munmap(maps[k].at, maps[k].bytes);
+  while (taken_count) free(taken[--taken_count]);
 }
 extern "C" HOST void take_fault(char *to) {
   strcpy(to, message);
