@@ -53,8 +53,7 @@ class Emitter:
         self.lines: list[str] = []
         self.depth = 1
         self.users = uses(func.body)
-        self.names = {v.name for v in (*buffers_of(func), *(
-            v for op in walk(func.body) for v in op.results))}
+        self.names = {v.name for v in (*buffers_of(func), *self.users)}
         self.pending: dict[Value, Op] = {}
         self.text: dict[tuple[Value, Point], str] = {}
 
@@ -490,9 +489,7 @@ def spread(unroll: Sequence[tuple[str, int]] | dict[tuple[str, int], None]
 def label(value: Value, point: Point, taken: Collection[str]) -> str:
     """The variable of one member of a family, which is no other value's name: `s` at 2 is `s_2`."""
     name = "_".join([value.name, *(str(n) for _, n in point)])
-    while point and name in taken:
-        name += "_"
-    return name
+    return f"{name}_" if point and name in taken else name
 
 
 def _lanes(value: Value) -> int:
