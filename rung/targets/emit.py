@@ -488,7 +488,8 @@ def spread(unroll: Sequence[tuple[str, int]] | dict[tuple[str, int], None]
 
 def label(value: Value, point: Point, taken: Collection[str]) -> str:
     """The variable of one member of a family, which is no other value's name: `s` at 2 is `s_2`."""
-    name = "_".join([value.name, *(str(n) for _, n in point)])
+    joint = "__" if value.name.rpartition("_")[2].isdigit() else "_"  # `s_2` at 0, `s` at 2 and 0
+    name = joint.join([value.name, *(str(n) for _, n in point)])
     return f"{name}_" if point and name in taken else name
 
 

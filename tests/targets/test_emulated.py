@@ -150,14 +150,22 @@ def test_a_launch_after_a_fault_is_a_new_one() -> None:
 
 
 def test_values_of_a_family_have_names_of_their_own() -> None:
-    """`s` at 2 and a value called `s_2`, as the fuzzer met them."""
+    """`s` at 2 and a value called `s_2`, `s` at 2 and 0 and `s_2` at 0, as the fuzzer met them."""
+    shape = {"H": 4, "G": 3, "D": 16, "L": 42}
     agree([mapped("online", """map online on cuda-emulated
   e: grid *
   t: pipe *, reg 3
   d: unroll *
   g: grid *, seq 4, unroll 2
   h: grid *, unroll 2
-""", H=1, G=3, D=16, L=42)])
+""", **shape), mapped("online", """map online on cuda-emulated
+  d: pipe *, thread 16, unroll 2, reg 2
+  g: grid *, unroll 8
+  e: seq *
+  h: seq *, reg 4
+  t: grid *, pipe 8, unroll 2, reg 3
+  place z in shared at t.grid
+""", **shape)])
 
 
 # ---- random mappings
