@@ -6,5 +6,6 @@ TARGETS = {  # name: folder
     "cpu.avx2": "rung.targets.cpu",
     "cpu.base": "rung.targets.cpu",
     "toy": "rung.targets.toy",
+    "cuda": "rung.targets.cuda",
     "cuda.sm90": "rung.targets.cuda",
 }

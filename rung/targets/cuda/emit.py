@@ -14,7 +14,7 @@ from math import prod
 
 from rung.core.expr import Expr, to_source
 from rung.core.machine import GRID, THREAD
-from rung.core.op import Func, Op, walk
+from rung.core.op import Func, Op, Value, walk
 from rung.core.scalar import MONOIDS
 from rung.core.types import ArrayType, VecType, dtype_of
 from rung.kernel.barriers import insert_barriers
@@ -27,10 +27,12 @@ from rung.kernel.ir import (
     Combine,
     Commit,
     For,
+    Load,
     Ring,
     Role,
     Roles,
     Signal,
+    Store,
     Transfer,
     Wait,
 )
@@ -60,6 +62,16 @@ class Shape:
 def entry(func: Func) -> str:
     """The kernel's name in the source: with a prefix, since CUDA has functions called `max`."""
     return f"run_{func.name}"
+
+
+DECLARED = 'extern "C" { __device__ long *rung_found; __device__ int *rung_taken; }\n'
+"""Where checks report the first element at fault, and say that there is one."""
+
+
+def is_guarded(func: Func) -> bool:
+    """Whether a kernel reads or writes at places that data say, which may have failed a check."""
+    return any(isinstance(x, Value) for op in walk(func.body) if isinstance(op, Load | Store)
+               for x in op.subs)
 
 
 def launch_loops(func: Func, kind: str) -> list[For]:
@@ -125,6 +137,8 @@ class CudaEmitter(Emitter):
             self.line("extern __shared__ __align__(16) unsigned char arena[];")
         elif size:
             self.line(f"__shared__ __align__(16) unsigned char arena[{size}];")
+        if is_guarded(self.func):
+            self.line("if (rung_taken && *rung_taken) return;  // a check has failed")
         self.line("const int tid = threadIdx.x;")
         if self.func.attr("persistent"):
             self._digits(THREAD, "tid")
@@ -342,7 +356,8 @@ def emit(kernels: Sequence[Func], ptx: bool = True) -> str:
     done = [insert_barriers(k, ("shared",)) for k in kernels]
     bodies = [CudaEmitter(k, prelude).source() for k in done]
     roles = any(isinstance(op, Roles) for k in kernels for op in walk(k.body))
-    return prelude.text() + "\n" + helpers(roles, ptx) + "\n" + "\n\n".join(bodies) + "\n"
+    declared = DECLARED if any(map(is_guarded, kernels)) else ""
+    return f"{declared}{prelude.text()}\n{helpers(roles, ptx)}\n" + "\n\n".join(bodies) + "\n"
 
 
 def blocks_text(func: Func) -> str:
