@@ -36,12 +36,30 @@ _DEVICE: dict[str, Helper] = {
 }
 
 
+
+
+def _instruction(ptx: str, params: str, result: str, letters: str) -> Helper:
+    """One PTX instruction from an operand to a result, named by their letters of inline PTX."""
+    kind, to, of = "unsigned short" if letters[0] == "h" else "float", letters[0], letters[1]
+    return Helper(params, f'{kind} r;\n  asm("{ptx} %0, %1;" : "={to}"(r) : "{of}"(a));\n'
+                          "  return r;", result=result)
+
+
+# What inline PTX says better than C does: the helpers of these names in c_math mean the same, but
+# that a NaN becomes 0x7fff, as torch's conversions on a GPU have it.
+PTX: dict[str, Helper] = {
+    "to_bf16": _instruction("cvt.rn.bf16.f32", "$F a", "$u16", "hf"),
+    "to_f16": _instruction("cvt.rn.f16.f32", "$F a", "$u16", "hf"),
+    "from_f16": _instruction("cvt.f32.f16", "$u16 a", "$F", "fh"),
+}
+
+
 class CudaPrelude(Prelude):
     """`Prelude` for device code; every `lanes` is 1."""
 
     header = ""
     qualifiers = "static __device__ __forceinline__"
-    helpers: Mapping[str, Helper] = {**HELPERS, **_DEVICE}
+    helpers: Mapping[str, Helper] = {**HELPERS, **_DEVICE, **PTX}
     infinity: Mapping[DType, str] = {
         F32: "__int_as_float(0x7f800000)", F64: "__longlong_as_double(0x7ff0000000000000)"}
     nan: Mapping[DType, str] = {

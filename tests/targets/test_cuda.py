@@ -72,6 +72,15 @@ def test_the_source_has_the_parts_of_the_mapping() -> None:
     assert "#include" not in text
 
 
+@pytest.mark.parametrize(("dtype", "parts"), [
+    ("bf16", ["cvt.rn.bf16.f32 %0, %1;", "from_bf16_f32("]),
+    ("f16", ["cvt.rn.f16.f32 %0, %1;", "cvt.f32.f16 %0, %1;"])])
+def test_conversions_are_instructions(dtype: str, parts: list[str]) -> None:
+    text = emit([to_kernel(first(kernel("softmax", dtype, M=8, N=64))[0], SM90)])
+    assert all(part in text for part in parts)
+    assert "asm" not in text[text.index("__global__"):]
+
+
 ROLES = GEMM.replace("ring 2", "ring 3") + "  roles load x1 regs 40, math x2 regs 232\n"
 
 
@@ -175,8 +184,9 @@ def test_the_small_gemm_spills_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 def test_names_of_device_functions_are_free_for_kernels(arch: str, tmp_path: Path) -> None:
     """CUDA has `max` for integers and for reals, so no kernel with C linkage may be called that."""
-    kernels = [replace(to_kernel(first(kernel("softmax", "bf16", M=8, N=64))[0], SM90), name=name)
-               for name in ("max", "exp", "combine", "max_f32", "cp_async")]
+    kernels = [replace(to_kernel(first(kernel("softmax", dtype, M=8, N=64))[0], SM90), name=name)
+               for name, dtype in (("max", "bf16"), ("exp", "f16"), ("combine", "f32"),
+                                   ("max_f32", "bf16"), ("cp_async", "f16"))]
     assert build(emit(kernels), tmp_path, arch=arch).spills() == []
 
 
