@@ -39,7 +39,8 @@ class Cubin:
     def spills(self) -> list[str]:
         """Lines of the log that tell of spilled registers or of a serious notice."""
         lines = self.log.splitlines()
-        spilled = [x.strip() for x in lines if "spill" in x and " 0 bytes spill loads" not in x]
+        spilled = [x.strip() for x in lines if "bytes spill loads" in x
+                   and " 0 bytes spill loads" not in x]
         return spilled + [x.strip() for x in lines if any(n in x for n in NOTICES)]
 
 

@@ -81,7 +81,9 @@ class Cuda(Device):
         names = build.cubins(units)
         where = [(name, dynamic, next(n for n, unit in enumerate(units) if f" {name}(" in unit))
                  for name, dynamic in text.names()]
-        loadable = Loadable(names, where, text.python(), _library(text.c()) if stretches else "")
+        # Two programs may launch different kernels alike; each has a library of its own.
+        library = _library(f"/* {' '.join(names)} */\n{text.c()}") if stretches else ""
+        loadable = Loadable(names, where, text.python(), library)
         content = json.dumps(asdict(loadable)).encode()
         file = f"{sha256(content).hexdigest()}.json"
         store.write(build.KIND, file, content)
@@ -150,8 +152,10 @@ class Cuda(Device):
             numbers = dict(zip(sizes, args[buffers:], strict=True))
             blocks = int(shape.blocks.evaluate(numbers))
             blocks = min(blocks, shape.most) if shape.most else blocks
+            names = [v.name for v in buffers_of(kernel)]
+            wide = shape.needs.holds(dict(zip(names, args, strict=False)), numbers)
             with driver.current(self.number):
-                handle = self._handles(loadable)[shape.kernel]
+                handle = self._handles(loadable)[shape.kernel + (not wide)]
                 driver.launch(handle, blocks, shape.threads, shape.dynamic, self.stream(),
                               args[:buffers], args[buffers:])
         return launch

@@ -8,14 +8,15 @@ A check is a small kernel: it notes the first element at fault where the host se
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rung.core.expr import Expr
 from rung.core.op import Func
 from rung.targets import stretch as stretches
-from rung.targets.base import strides_of
+from rung.targets.base import buffers_of, strides_of
 from rung.targets.c_cuda import CudaPrelude
+from rung.targets.cuda.access import LIMIT, WIDTHS, Needs, wide_condition
 from rung.targets.cuda.emit import entry, launch_shape
 from rung.targets.cuda.machine import SM90
 from rung.targets.device import Checked, Launched, Place, Stretch
@@ -43,10 +44,15 @@ START = [f"  if (*cuda.pending) return {PENDING};",
          "  void *stream = (void *)found[0]; const long base = found[1]; (void)base;"]
 
 
+NOTHING = Needs()
+
+
 @dataclass(frozen=True)
 class Start:
     """One launch: the number of the kernel, `most` blocks at once (0: all of them), its threads and
-    dynamic shared memory, where its buffers are, and its numbers as text."""
+    dynamic shared memory, where its buffers are, and its numbers as text. The plain version of the
+    kernel has the next number, and is launched where not all holds that the kernel `needs`: buffers
+    by their number, and sizes."""
 
     kernel: int
     blocks: Expr
@@ -55,6 +61,8 @@ class Start:
     dynamic: int
     places: tuple[Place, ...]
     numbers: tuple[str, ...]
+    needs: Needs = NOTHING
+    aligned: tuple[int, ...] = ()
 
     def c(self) -> str:
         blocks, buffers = c_text(self.blocks), range(len(self.places))
@@ -63,18 +71,31 @@ class Start:
         lines = [f"char *b{n} = {at(place)};" for n, place in enumerate(self.places)]
         lines += [f"long n{n} = {x};" for n, x in enumerate(self.numbers)]
         args = [*(f"&b{n}" for n in buffers), *(f"&n{n}" for n in range(len(self.numbers)))]
+        kernel = self._chosen(c_text, [f"(long)b{n}" for n in buffers])
         lines += [
             f"void *args[] = {{{', '.join(args)}}};", f"const long blocks = {blocks};",
-            f"void *kernel = cuda.kernels[{self.kernel}];",
-            f"const int failed = blocks > 0 ? cuda.start(kernel, blocks, 1, 1, {self.threads}, "
-            f"1, 1, {self.dynamic}, stream, args, 0) : 0;",
-            f"if (failed) {{ found[0] = {self.kernel}; found[1] = failed; return {FAILED}; }}"]
+            f"const int kernel = {kernel};",
+            "const int failed = blocks > 0 ? cuda.start(cuda.kernels[kernel], blocks, 1, 1, "
+            f"{self.threads}, 1, 1, {self.dynamic}, stream, args, 0) : 0;",
+            f"if (failed) {{ found[0] = kernel; found[1] = failed; return {FAILED}; }}"]
         return "\n    {" + "\n     ".join(["", *lines]) + " }"
 
     def python(self) -> str:
         blocks = f"min({self.blocks}, {self.most})" if self.most else str(self.blocks)
-        return (f"launch({self.kernel}, {blocks}, {self.threads}, {self.dynamic}, "
+        kernel = self._chosen(str, [f"({at(place)})" for place in self.places])
+        return (f"launch({kernel}, {blocks}, {self.threads}, {self.dynamic}, "
                 f"[{', '.join(map(at, self.places))}], [{', '.join(self.numbers)}])")
+
+
+    def _chosen(self, text: Callable[[Expr], str], buffers: Sequence[str]) -> str:
+        """The number of the kernel or of its plain version, in C or Python."""
+        if not self.needs:
+            return str(self.kernel)
+        low = " | ".join(buffers[n] for n in self.aligned)
+        tests = [f"(({low}) & {WIDTHS[0] - 1}) != 0"] if low else []
+        tests += [f"({text(e)}) % {n} != 0" for e, n in self.needs.divisible]
+        tests += [f"{text(e)} >= {LIMIT}" for e in self.needs.small]
+        return f"{self.kernel} + ({' + '.join(f'({t})' for t in tests)} > 0)"
 
 
 class Stretches:
@@ -89,7 +110,8 @@ class Stretches:
 
     def names(self) -> list[tuple[str, int]]:
         """Each kernel's name in the source and its bytes of dynamic shared memory."""
-        return [(entry(k), launch_shape(k).dynamic) for k in self.kernels.values()] + [
+        return [(entry(k, plain), launch_shape(k).dynamic) for k in self.kernels.values()
+                for plain in (False, True)[:1 + bool(wide_condition(k))]] + [
             (_name(*key), 0) for key in self.checks]
 
     def check_kernels(self) -> str:
@@ -123,9 +145,11 @@ class Stretches:
     def start(self, step: Launched) -> Start:
         """The launch of a kernel."""
         kernel = self.kernels[step.kernel]
-        shape = launch_shape(kernel)
+        shape, needs = launch_shape(kernel), wide_condition(kernel)
+        buffers = [v.name for v in buffers_of(kernel)]
         return Start(self.numbers[entry(kernel)], shape.blocks, SM90.cores if shape.stay else 0,
-                     shape.threads, shape.dynamic, step.places, step.sizes)
+                     shape.threads, shape.dynamic, step.places, step.sizes, needs,
+                     tuple(map(buffers.index, needs.aligned)))
 
     def check(self, s: Stretch, step: Checked, number: int) -> Start:
         """The launch of a check."""
