@@ -381,7 +381,10 @@ class _Importer:
         memory = memory_of(str(op))
         if memory != "unwritten" and not (given and isinstance(given[0][1], Value)):
             memory = ""  # what it would be of is no tensor of the graph
-        self._add(node, program.Call(str(op), given, types, effect, states, memory), val)
+        made = tuple(val) if isinstance(val, tuple | list) else ()
+        places = tuple(n for n, x in enumerate(made) if x is not None)
+        self._add(node, program.Call(str(op), given, types, effect, states, memory,
+                                     places if len(places) < len(made) else ()), val)
 
     def _home(self, value: Value) -> Value:
         """A tensor without dimensions that lies on the host, where the program runs: a copy, or,

@@ -105,10 +105,11 @@ def _layout(x: torch.Tensor) -> object:
     return x.stride() if x.layout is torch.strided else x.layout
 
 
-def leaves(out: Any, count: int, op: str) -> list[Any]:
-    """The `count` results of a call without structure, and without those that are None where torch
-    has told that they are; RuntimeError for another count."""
-    found = tree_leaves(out)
+def leaves(out: Any, count: int, op: str, places: Sequence[int] = ()) -> list[Any]:
+    """The `count` results of a call without structure, those at these `places` if not all are
+    wanted, and without those that are None where torch has told that they are; RuntimeError for
+    another count."""
+    found = [out[n] for n in places] or tree_leaves(out)
     if len(found) != count:
         found = [leaf for leaf in found if leaf is not None]
     if len(found) != count:
