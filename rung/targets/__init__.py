@@ -8,4 +8,5 @@ TARGETS = {  # name: folder
     "toy": "rung.targets.toy",
     "cuda": "rung.targets.cuda",
     "cuda.sm90": "rung.targets.cuda",
+    "cuda-emulated": "rung.targets.cuda_emulated",
 }
