@@ -18,7 +18,7 @@ from rung.kernel.moves import Engine
 from rung.targets.cuda.build import build, nvcc
 from rung.targets.cuda.emit import emit, launch_shape
 from rung.targets.cuda.machine import SM90
-from rung.tile.candidates_gpu import candidates
+from rung.targets.cuda.candidates import candidates
 from rung.tile.legality import check
 from rung.tile.mapping import parse_mapping
 from rung.tile.to_kernel import to_kernel
