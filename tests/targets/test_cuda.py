@@ -16,9 +16,9 @@ from rung.core.parse import parse_module
 from rung.kernel.ir import Raster
 from rung.kernel.moves import Engine
 from rung.targets.cuda.build import build, nvcc
+from rung.targets.cuda.candidates import candidates
 from rung.targets.cuda.emit import emit, launch_shape
 from rung.targets.cuda.machine import SM90
-from rung.tile.candidates_gpu import candidates
 from rung.tile.legality import check
 from rung.tile.mapping import parse_mapping
 from rung.tile.to_kernel import to_kernel
@@ -183,7 +183,7 @@ def test_the_small_gemm_spills_nothing(tmp_path: Path) -> None:
 
 
 @needs_nvcc
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("arch", ["80", "90a"])
 def test_names_of_device_functions_are_free_for_kernels(arch: str, tmp_path: Path) -> None:
     """CUDA has `max` for integers and for reals, so no kernel with C linkage may be called that."""
     kernels = [replace(to_kernel(first(kernel("softmax", dtype, M=8, N=64))[0], SM90), name=name)
