@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rung.core.errors import LoweringError
-from rung.core.expr import Expr, sym, to_source
+from rung.core.expr import Expr, may_be_negative, sym, to_source
 from rung.core.op import Block, Effect, Func, Op, Value, uses, walk
 from rung.core.ops import Cast, Const, Map, Yield
 from rung.core.scalar import MONOIDS
@@ -50,6 +50,7 @@ class Emitter:
 
     def __init__(self, func: Func, prelude: Prelude, style: Style = Style()):
         self.func, self.p, self.style = func, prelude, style
+        self.integer = "long"  # the C type of indices and sizes
         self.lines: list[str] = []
         self.depth = 1
         self.users = uses(func.body)
@@ -71,7 +72,9 @@ class Emitter:
         written = {op_writes(op) for op in walk(self.func.body)}
         params = [f"{'' if v in written else 'const '}{self.p.storage(dtype_of(v.type))} "
                   f"*{self.style.restrict} {v.name}" for v in buffers_of(self.func)]
-        return ", ".join(params + [f"long {s}" for s in symbols_of(self.func)])
+        kinds = {s: "long" if may_be_negative(sym(s)) else self.integer
+                 for s in symbols_of(self.func)}
+        return ", ".join(params + [f"{kind} {s}" for s, kind in kinds.items()])
 
     def line(self, text: str) -> None:
         self.lines.append("  " * self.depth + text)

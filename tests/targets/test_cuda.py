@@ -16,9 +16,9 @@ from rung.core.parse import parse_module
 from rung.kernel.ir import Raster
 from rung.kernel.moves import Engine
 from rung.targets.cuda.build import build, nvcc
+from rung.targets.cuda.candidates import candidates
 from rung.targets.cuda.emit import emit, launch_shape
 from rung.targets.cuda.machine import SM90
-from rung.tile.candidates_gpu import candidates
 from rung.tile.legality import check
 from rung.tile.mapping import parse_mapping
 from rung.tile.to_kernel import to_kernel
@@ -72,13 +72,23 @@ def test_the_source_has_the_parts_of_the_mapping() -> None:
     assert "#include" not in text
 
 
+@pytest.mark.parametrize(("dtype", "parts"), [
+    ("bf16", ["cvt.rn.bf16.f32 %0, %1;", "from_bf16_f32("]),
+    ("f16", ["cvt.rn.f16.f32 %0, %1;", "cvt.f32.f16 %0, %1;"])])
+def test_conversions_are_instructions(dtype: str, parts: list[str]) -> None:
+    text = emit([to_kernel(first(kernel("softmax", dtype, M=8, N=64))[0], SM90)])
+    assert all(part in text for part in parts)
+    assert "asm" not in text[text.index("__global__"):]
+
+
 ROLES = GEMM.replace("ring 2", "ring 3") + "  roles load x1 regs 40, math x2 regs 232\n"
 
 
 def test_roles_share_a_block() -> None:
     func = kernel("relu_mm", M=100, K=70, N=90)
     lowered = to_kernel(func.with_attr("mapping", parse_mapping(ROLES)), SM90)
-    head, load, math = re.split(r"if \(threadIdx.x (?:>=|<) 256\)", emit([lowered]))
+    text = emit([lowered]).partition("plain_relu_mm")[0]
+    head, load, math = re.split(r"if \(threadIdx.x (?:>=|<) 256\)", text)
     assert "__launch_bounds__(384, 1)" in head and launch_shape(lowered).threads == 384
     assert "mbarrier_init(k_pipe, 3, 128, 256);" in head
     assert "cp_async<4>(" in load and "cp_async_arrive(k_pipe + k0%3);" in load
@@ -134,8 +144,9 @@ def test_a_raster_visits_every_tile_once_in_bands(rows: int, columns: int) -> No
     assert launch_shape(lowered).stay
     assert str(parse_module(str(lowered), VOCABULARIES)[0]) == str(lowered)
     text = emit([lowered])
-    lines = re.findall(r"const long (\w+ = .*);", text[text.index("for (long block"):])
-    code = compile("\n".join(lines).replace("/", "//").replace("4l", "4"), "raster", "exec")
+    digits = text[text.index("for (int block"):text.index("x_tile = ")]
+    lines = re.findall(r"const int (\w+ = .*);", digits)
+    code = compile("\n".join(lines).replace("/", "//").replace("(int)", ""), "raster", "exec")
     seen = []
     for block in range(rows * columns):
         at = {"block": block}
@@ -175,8 +186,9 @@ def test_the_small_gemm_spills_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 def test_names_of_device_functions_are_free_for_kernels(arch: str, tmp_path: Path) -> None:
     """CUDA has `max` for integers and for reals, so no kernel with C linkage may be called that."""
-    kernels = [replace(to_kernel(first(kernel("softmax", "bf16", M=8, N=64))[0], SM90), name=name)
-               for name in ("max", "exp", "combine", "max_f32", "cp_async")]
+    kernels = [replace(to_kernel(first(kernel("softmax", dtype, M=8, N=64))[0], SM90), name=name)
+               for name, dtype in (("max", "bf16"), ("exp", "f16"), ("combine", "f32"),
+                                   ("max_f32", "bf16"), ("cp_async", "f16"))]
     assert build(emit(kernels), tmp_path, arch=arch).spills() == []
 
 
@@ -184,7 +196,7 @@ def test_names_of_device_functions_are_free_for_kernels(arch: str, tmp_path: Pat
 def test_a_refusal_keeps_source_log_and_command(tmp_path: Path) -> None:
     with pytest.raises(TargetCompileError) as caught:
         build("int f( {", tmp_path)
-    assert "error" in caught.value.log and "-arch=sm_90a" in caught.value.command
+    assert "error" in caught.value.log and "sm_90a" in caught.value.command
     assert Path(caught.value.source).exists()
 
 

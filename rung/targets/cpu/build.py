@@ -50,9 +50,9 @@ def command_for(machine: Machine) -> tuple[str, ...]:
     return (*_known()[0], *COMMON, *flags(machine), *(("-fopenmp",) if openmp() else ()))
 
 
-def build_extension(source: str, headers: Path) -> Path:
-    """The library of an extension module of the Python whose headers these are."""
-    return _library([source], (*_known()[0], *COMMON, f"-I{headers}"), ())
+def build_plain(source: str, *flags: str) -> Path:
+    """The library of a source without kernels, which any CPU of this kind runs."""
+    return _library([source], (*_known()[0], *COMMON, *flags), ())
 
 
 def build_cpp(source: str, options: Sequence[str], libraries: Sequence[str], least: str) -> Path:

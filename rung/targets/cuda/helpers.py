@@ -83,13 +83,28 @@ static __device__ __forceinline__ T combine(T x, F fold, T *place) {
   return x;
 }
 """
+WIDE = """\
+// Neighbouring elements that one access takes; those of 8 and 16 bits come in words.
+template <class T, int N> struct alignas(N * sizeof(T)) Wide { T at[N]; };
+"""
+WORDS = """\
+static __device__ __forceinline__ unsigned word2(unsigned short a, unsigned short b) {
+  return a | (unsigned)b << 16;
+}
+static __device__ __forceinline__ unsigned word4(unsigned char a, unsigned char b, unsigned char c,
+                                                 unsigned char d) {
+  return a | b << 8 | c << 16 | (unsigned)d << 24;
+}
+"""
 TEAM_COMBINE = COMBINE.replace("combine(", "team_combine(").replace(
     "__syncthreads()", "team_sync<THREADS>()")
+PTX = ((" cp_async", COPIES), (" mbarrier_", ROLES))
+PLAIN = ((" combine<", COMBINE), (" team_combine<", TEAM_COMBINE), ("Wide<", WIDE),
+         ("{word", WORDS))
+"""What in the text of kernels asks for functions, and the functions."""
 
 
-def helpers(roles: bool, ptx: bool = True) -> str:
-    """The functions of a source, with those of roles if it has any; `ptx` says whether with those
-    that are inline PTX."""
-    own = COPIES if ptx else ""
-    team = (ROLES if ptx else "") + TEAM_COMBINE
-    return own + COMBINE + (team if roles else "")
+def helpers(kernels: str, ptx: bool = True) -> str:
+    """The functions that the text of some kernels calls; `ptx` says whether with those that are
+    inline PTX."""
+    return "".join(text for call, text in (*(PTX if ptx else ()), *PLAIN) if call in kernels)

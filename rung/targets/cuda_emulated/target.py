@@ -6,9 +6,9 @@ from dataclasses import replace
 from functools import partial
 
 from rung.targets.base import Target
+from rung.targets.cuda.candidates import candidates
 from rung.targets.cuda.emit import emit
 from rung.targets.cuda.machine import SM90
-from rung.tile.candidates_gpu import candidates
 
 EMULATED = replace(SM90, name="cuda-emulated")
 
