@@ -357,6 +357,8 @@ class Emitter:
     def _store_text(self, op: Store, t: VecType, offset: Expr,
                     values: list[tuple[Value, Expr]], point: Mapping[str, int], value: str,
                     lanes: list[Expr]) -> str:
+        if op.combine:
+            raise LoweringError(f"this target has no atomic {op.combine}")
         run = offset.coefficient(LANE)
         if t.lanes == 1:
             return self.p.store(t.dtype, 1, self._pointer(op.buf, offset, values, point), value)

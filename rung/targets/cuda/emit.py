@@ -7,13 +7,13 @@ share a block: the threads of `math` come first, and a ring has a full and a fre
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
 from rung.core.expr import Expr, to_source
 from rung.core.machine import GRID, THREAD
-from rung.core.op import Func, Op, walk
+from rung.core.op import Func, Op, Value, walk
 from rung.core.scalar import MONOIDS
 from rung.core.types import ArrayType, VecType, dtype_of
 from rung.kernel.barriers import insert_barriers
@@ -26,16 +26,19 @@ from rung.kernel.ir import (
     Combine,
     Commit,
     For,
+    Prefix,
     Ring,
     Role,
     Roles,
     Signal,
+    Store,
     Transfer,
     Wait,
 )
 from rung.targets.base import strides_of
 from rung.targets.c_cuda import CudaPrelude
 from rung.targets.cuda.machine import SM90
+from rung.targets.cuda.threads import ATOMIC, PREFIX, TEAM_PREFIX, atomic_text, prefix_text
 from rung.targets.emit import Emitter, Style, element
 
 STATIC = 48 << 10  # bytes of shared memory that need no attribute of the launch
@@ -89,7 +92,8 @@ def shared_bytes(func: Func) -> int:
     sizes = [_rounded(t.bytes) for op in ops if isinstance(op, Alloc) for t in op.types
              if isinstance(t, ArrayType)]
     sizes += [_rounded(16 * op.slots) for op in ops if isinstance(op, Ring)]
-    wide = [dtype_of(op.x.type).bytes for op in ops if isinstance(op, Combine) and op.axis in names]
+    wide = [dtype_of(op.x.type).bytes for op in ops if isinstance(op, Combine | Prefix)
+            and op.axis in names]
     return sum(sizes) + threads_of(func) * max(wide, default=0)
 
 
@@ -181,7 +185,7 @@ class CudaEmitter(Emitter):
                 self._roles(op)
             case Await() | Signal():
                 self._token(op)
-            case Combine() if op.axis in self.strides:
+            case Combine() | Prefix() if op.axis in self.strides:
                 super().statement(op)
                 self._force(op.result)  # all threads take part, so not inside a condition
             case _:
@@ -209,14 +213,44 @@ class CudaEmitter(Emitter):
             return super()._combine(op, point)
         t = op.x.type
         assert isinstance(t, VecType)
-        (count,) = [x.hi.const_value for x in launch_loops(self.func, THREAD) if x.var == op.axis]
-        kind = self.p.type(t.dtype)
+        kind, count = self.p.type(t.dtype), self._count(op.axis)
         step = self.p.call(MONOIDS[op.monoid].combine, t.dtype, 1, ["a", "b"])
         place = shared_bytes(self.func) - self.threads * t.dtype.bytes
         name = "combine" if self.sync == "__syncthreads()" else "team_combine"
         return (f"{name}<{count}, {self.strides[op.axis]}, {self.threads}>("
                 f"{self.get(op.x, point)}, [](const {kind} a, const {kind} b) "
                 f"{{ return {step}; }}, ({kind} *)(arena + {place}))")
+
+    def _count(self, axis: str) -> int:
+        (found,) = [x.hi.const_value for x in launch_loops(self.func, THREAD) if x.var == axis]
+        return found or 1
+
+    # ---- scans over threads and copies, atomic updates
+    def _expression(self, op: Op, point: dict[str, int]) -> str:
+        return self._prefix(op, point) if isinstance(op, Prefix) else super()._expression(op, point)
+
+    def _prefix(self, op: Prefix, point: dict[str, int]) -> str:
+        dtype = dtype_of(op.x.type)
+        if op.axis in self.strides:
+            shape = self._count(op.axis), self.strides[op.axis], self.threads
+            place = shared_bytes(self.func) - self.threads * dtype.bytes
+            return prefix_text(self.p, op, self.get(op.x, point), shape,
+                               f"({self.p.type(dtype)} *)(arena + {place})",
+                               self.sync != "__syncthreads()")
+        before = {**point, op.axis: point[op.axis] - 1}
+        if before[op.axis] < 0 and op.exclusive:
+            return self.p.constant(MONOIDS[op.monoid].identity(dtype), dtype)
+        last = self.get(op.x, before if op.exclusive else point)
+        if before[op.axis] < 0:
+            return last
+        parts = [self.get(op.result, before, name=True), last]
+        return self.p.call(MONOIDS[op.monoid].combine, dtype, 1, parts)
+
+    def _store_text(self, op: Store, t: VecType, offset: Expr, values: list[tuple[Value, Expr]],
+                    point: Mapping[str, int], value: str, lanes: list[Expr]) -> str:
+        if not op.combine:
+            return super()._store_text(op, t, offset, values, point, value, lanes)
+        return atomic_text(self.p, op, self._pointer(op.buf, offset, values, point), value)
 
     # ---- roles
     def _ring(self, op: Ring) -> None:
@@ -413,8 +447,11 @@ def emit(kernels: Sequence[Func]) -> str:
     prelude = CudaPrelude()
     done = [insert_barriers(k, ("shared",)) for k in kernels]
     bodies = [CudaEmitter(k, prelude).source() for k in done]
-    roles = any(isinstance(op, Roles) for k in kernels for op in walk(k.body))
-    helpers = HELPERS + COMBINE + (ROLES if roles else "")
+    ops = [op for k in kernels for op in walk(k.body)]
+    roles, scans = (any(isinstance(op, kind) for op in ops) for kind in (Roles, Prefix))
+    helpers = HELPERS + COMBINE + (ROLES if roles else "") + (PREFIX if scans else "")
+    helpers += TEAM_PREFIX if roles and scans else ""
+    helpers += ATOMIC if any(isinstance(op, Store) and op.combine for op in ops) else ""
     return prelude.text() + "\n" + helpers + "\n" + "\n\n".join(bodies) + "\n"
 
 
