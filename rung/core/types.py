@@ -57,17 +57,19 @@ DTYPES = {d.name: d for d in (F64, F32, BF16, F16, I64, I32, I16, I8, U8, BOOL)}
 
 @dataclass(frozen=True)
 class TensorType:
-    """A whole tensor. `strides` in elements; None means contiguous (row-major)."""
+    """A whole tensor. `strides` in elements; None means contiguous (row-major). `device` is where
+    it lies, if not where the program runs."""
 
     dtype: DType
     shape: tuple[Expr, ...]
     strides: tuple[Expr, ...] | None = None
+    device: str = ""
 
     def __str__(self) -> str:
         text = f"{self.dtype}[{','.join(map(str, self.shape))}]"
         if self.strides is not None:
             text += f" strides [{','.join(map(str, self.strides))}]"
-        return text
+        return text + (f" on {self.device}" if self.device else "")
 
 
 @dataclass(frozen=True)
@@ -180,7 +182,8 @@ def read_type(p: Cursor) -> Type:
             p.fail("an array has constant sizes", back=1)
         return ArrayType(space, dtype, tuple(s or 0 for s in sizes))
     if p.peek() == "[":
-        return TensorType(dtype, p.sizes(), p.sizes() if p.accept("strides") else None)
+        shape, strides = p.sizes(), p.sizes() if p.accept("strides") else None
+        return TensorType(dtype, shape, strides, p.name() if p.accept("on") else "")
     pairs = _over(p) if p.accept("over") else []
     unroll = tuple((name, count) for name, count in pairs if count is not None)
     if pairs and not lanes and not unroll:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rung.core.errors import LoweringError
-from rung.core.expr import Expr, sym, to_source
+from rung.core.expr import Expr, may_be_negative, sym, to_source
 from rung.core.op import Block, Effect, Func, Op, Value, uses, walk
 from rung.core.ops import Cast, Const, Map, Yield
 from rung.core.scalar import MONOIDS
@@ -50,9 +50,12 @@ class Emitter:
 
     def __init__(self, func: Func, prelude: Prelude, style: Style = Style()):
         self.func, self.p, self.style = func, prelude, style
+        self.integer = "long"  # the C type of indices and sizes
         self.lines: list[str] = []
         self.depth = 1
         self.users = uses(func.body)
+        self.names = {v.name for v in (*buffers_of(func), *(
+            v for op in walk(func.body) for v in op.results))}
         self.pending: dict[Value, Op] = {}
         self.text: dict[tuple[Value, Point], str] = {}
 
@@ -70,7 +73,9 @@ class Emitter:
         written = {op_writes(op) for op in walk(self.func.body)}
         params = [f"{'' if v in written else 'const '}{self.p.storage(dtype_of(v.type))} "
                   f"*{self.style.restrict} {v.name}" for v in buffers_of(self.func)]
-        return ", ".join(params + [f"long {s}" for s in symbols_of(self.func)])
+        kinds = {s: "long" if may_be_negative(sym(s)) else self.integer
+                 for s in symbols_of(self.func)}
+        return ", ".join(params + [f"{kind} {s}" for s, kind in kinds.items()])
 
     def line(self, text: str) -> None:
         self.lines.append("  " * self.depth + text)
@@ -176,7 +181,7 @@ class Emitter:
             op = self.pending[value]
             text = self._expression(op, dict(at))
             if name or not self._inline(value, op):
-                variable = label(value, at)
+                variable = label(value, at, self.names)
                 self.line(f"const {self.p.type(t.dtype, t.lanes)} {variable} = {text};")
                 text = variable
             else:
@@ -423,7 +428,7 @@ class Emitter:
             start = f" = {self.get(init, point)}" if init is not None else ""
             if init is not None and _lanes(init) == 1 < t.lanes:
                 start = f" = {self.p.splat(t.dtype, t.lanes, self.get(init, point))}"
-            name = label(result, tuple(point.items()))
+            name = label(result, tuple(point.items()), self.names)
             self.line(f"{self.p.type(t.dtype, t.lanes)} {name}{start};")
             self.text[result, tuple(point.items())] = name
 
@@ -487,9 +492,12 @@ def spread(unroll: Sequence[tuple[str, int]] | dict[tuple[str, int], None]
         yield dict(zip((name for name, _ in axes), steps, strict=True))
 
 
-def label(value: Value, point: Point) -> str:
-    """The variable of one member of a family."""
-    return "_".join([value.name, *(str(n) for _, n in point)])
+def label(value: Value, point: Point, taken: Collection[str]) -> str:
+    """The variable of one member of a family, which is no other value's name: `s` at 2 is `s_2`."""
+    name = "_".join([value.name, *(str(n) for _, n in point)])
+    while point and name in taken:
+        name += "_"
+    return name
 
 
 def _lanes(value: Value) -> int:

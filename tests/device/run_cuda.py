@@ -25,7 +25,7 @@ from rung.core.types import dtype_of, shape_of
 from rung.targets.base import buffers_of, symbols_of
 from rung.targets.cuda.build import nvcc
 from rung.targets.cuda.candidates import candidates
-from rung.targets.cuda.emit import blocks_text, emit, launch_shape
+from rung.targets.cuda.emit import blocks_text, emit, entry, launch_shape
 from rung.targets.cuda.machine import SM90
 from rung.tile.legality import is_legal
 from rung.tile.mapping import parse_mapping
@@ -110,10 +110,10 @@ def launcher(func: Func) -> str:
     args = [f"({_c(v)} *)b[{n}]" for n, v in enumerate(buffers_of(func))]
     args += [f"s[{n}]" for n, _ in enumerate(symbols_of(func))]
     sizes = " ".join(f"const long {x} = s[{n}];" for n, x in enumerate(symbols_of(func)))
-    grow = (f"cudaFuncSetAttribute({func.name}, cudaFuncAttributeMaxDynamicSharedMemorySize, "
+    grow = (f"cudaFuncSetAttribute({entry(func)}, cudaFuncAttributeMaxDynamicSharedMemorySize, "
             f"{shape.dynamic});" if shape.dynamic else "")
-    return (f'extern "C" int run_{func.name}(void **b, const long *s) {{ {sizes} {grow} '
-            f"{func.name}<<<{blocks_text(func)}, {shape.threads}, {shape.dynamic}>>>"
+    return (f'extern "C" int launch_{func.name}(void **b, const long *s) {{ {sizes} {grow} '
+            f"{entry(func)}<<<{blocks_text(func)}, {shape.threads}, {shape.dynamic}>>>"
             f"({', '.join(args)}); return (int)cudaGetLastError(); }}")
 
 
@@ -180,7 +180,7 @@ def run(case: Case, library: ctypes.CDLL) -> tuple[float, float]:
     pointers = (ctypes.c_void_p * len(buffers))(*[t[v.name].data_ptr() for v in buffers])
     symbols = symbols_of(case.lowered)
     sizes = (ctypes.c_long * (len(symbols) + 1))(*[case.known[s] for s in symbols])
-    call = library[f"run_{case.lowered.name}"]
+    call = library[f"launch_{case.lowered.name}"]
     best = float("inf")
     for _ in range(5):
         torch.cuda.synchronize()

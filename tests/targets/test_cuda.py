@@ -68,7 +68,7 @@ def gemm(dtype: str = "f32", **shape: int | str) -> Func:
 
 def test_the_source_has_the_parts_of_the_mapping() -> None:
     text = emit([gemm()])
-    for part in ('extern "C" __global__ void __launch_bounds__(256) relu_mm(', "cp_async<4>(",
+    for part in ('extern "C" __global__ void __launch_bounds__(256) run_relu_mm(', "cp_async<4>(",
                  "cp_async_wait<0>();", "__syncthreads();", "arena[16896]"):
         assert part in text
     assert "#include" not in text
@@ -187,13 +187,23 @@ def test_blocks_skip_the_folds_of_what_only_the_first_stores() -> None:
     assert {op.buf.name for op in walk(branch.then) if isinstance(op, Store)} == {"w"}
 
 
+@pytest.mark.parametrize(("dtype", "parts"), [
+    ("bf16", ["cvt.rn.bf16.f32 %0, %1;", "from_bf16_f32("]),
+    ("f16", ["cvt.rn.f16.f32 %0, %1;", "cvt.f32.f16 %0, %1;"])])
+def test_conversions_are_instructions(dtype: str, parts: list[str]) -> None:
+    text = emit([to_kernel(first(kernel("softmax", dtype, M=8, N=64))[0], SM90)])
+    assert all(part in text for part in parts)
+    assert "asm" not in text[text.index("__global__"):]
+
+
 ROLES = GEMM.replace("ring 2", "ring 3") + "  roles load x1 regs 40, math x2 regs 232\n"
 
 
 def test_roles_share_a_block() -> None:
     func = kernel("relu_mm", M=100, K=70, N=90)
     lowered = to_kernel(func.with_attr("mapping", parse_mapping(ROLES)), SM90)
-    head, load, math = re.split(r"if \(threadIdx.x (?:>=|<) 256\)", emit([lowered]))
+    text = emit([lowered]).partition("plain_relu_mm")[0]
+    head, load, math = re.split(r"if \(threadIdx.x (?:>=|<) 256\)", text)
     assert "__launch_bounds__(384, 1)" in head and launch_shape(lowered).threads == 384
     assert "mbarrier_init(k_pipe, 3, 128, 256);" in head
     assert "cp_async<4>(" in load and "cp_async_arrive(k_pipe + k0%3);" in load
@@ -249,8 +259,9 @@ def test_a_raster_visits_every_tile_once_in_bands(rows: int, columns: int) -> No
     assert launch_shape(lowered).stay
     assert str(parse_module(str(lowered), VOCABULARIES)[0]) == str(lowered)
     text = emit([lowered])
-    lines = re.findall(r"const long (\w+ = .*);", text[text.index("for (long block"):])
-    code = compile("\n".join(lines).replace("/", "//").replace("4l", "4"), "raster", "exec")
+    digits = text[text.index("for (int block"):text.index("x_tile = ")]
+    lines = re.findall(r"const int (\w+ = .*);", digits)
+    code = compile("\n".join(lines).replace("/", "//").replace("(int)", ""), "raster", "exec")
     seen = []
     for block in range(rows * columns):
         at = {"block": block}
@@ -287,10 +298,20 @@ def test_the_small_gemm_spills_nothing(tmp_path: Path) -> None:
 
 
 @needs_nvcc
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_names_of_device_functions_are_free_for_kernels(arch: str, tmp_path: Path) -> None:
+    """CUDA has `max` for integers and for reals, so no kernel with C linkage may be called that."""
+    kernels = [replace(to_kernel(first(kernel("softmax", dtype, M=8, N=64))[0], SM90), name=name)
+               for name, dtype in (("max", "bf16"), ("exp", "f16"), ("combine", "f32"),
+                                   ("max_f32", "bf16"), ("cp_async", "f16"))]
+    assert build(emit(kernels), tmp_path, arch=arch).spills() == []
+
+
+@needs_nvcc
 def test_a_refusal_keeps_source_log_and_command(tmp_path: Path) -> None:
     with pytest.raises(TargetCompileError) as caught:
         build("int f( {", tmp_path)
-    assert "error" in caught.value.log and "-arch=sm_90a" in caught.value.command
+    assert "error" in caught.value.log and "sm_90a" in caught.value.command
     assert Path(caught.value.source).exists()
 
 

@@ -164,6 +164,8 @@ class _Lowering:
             if kind != FLOAT and (
                     not isinstance(kind, TensorType) or kind.dtype not in DTYPES.values()):
                 raise Unsupported(f"a value of type {kind}")
+            if isinstance(kind, TensorType) and kind.device:
+                raise Unsupported(f"a tensor on {kind.device}")
             if entry.schema in INDEXING and ZERO in shape_of(kind):
                 raise Unsupported("eager has other checks where there are no elements")
         first = next((a for _, a in call.args), None)

@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
 from pkgutil import resolve_name
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import fx
@@ -46,6 +46,7 @@ from rung.frontends.torch.compat import (
 from rung.frontends.torch.higher import APPLY, FUNCTION, Applied, View
 from rung.frontends.torch.promises import is_promised, promise
 from rung.frontends.torch.sources import origin_of
+from rung.frontends.torch.tensors import HOST
 from rung.frontends.torch.types import (
     TORCH_DTYPES,
     order_of,
@@ -54,7 +55,6 @@ from rung.frontends.torch.types import (
 )
 from rung.program import ir as program
 
-HOST = torch.device("cpu")
 NUMBERS = int | float | torch.SymInt | torch.SymFloat | torch.SymBool
 Result = Value | Expr | float | None
 """One output of the graph: a tensor or computed number, a size, a constant or nothing."""
@@ -63,12 +63,24 @@ Result = Value | Expr | float | None
 @dataclass(frozen=True)
 class Imported:
     """`func` takes the graph's inputs, but for those at `tokens`, and then `constants`; it returns
-    the tensors of `results`."""
+    the tensors of `results`. It runs on the device `home`."""
 
     func: Func
     constants: tuple[torch.Tensor | Applied, ...]
     results: tuple[Result, ...]
     tokens: tuple[int, ...] = ()  # of inputs by which torch orders effects, and which hold nothing
+    home: torch.device = HOST
+
+
+def home_of(gm: fx.GraphModule) -> torch.device:
+    """The device that a graph runs on: the one accelerator that a tensor of it is on, or the host.
+    Unsupported if there are several, or tensors without memory."""
+    found = {x.device for node in gm.graph.nodes for x in _leaves(node.meta.get("val"))
+             if isinstance(x, torch.Tensor)}
+    others = found - {HOST}
+    if len(others) > 1 or any(d.type != "cuda" for d in others):
+        raise Unsupported(f"tensors on {' and '.join(sorted(map(str, found)))}")
+    return others.pop() if others else HOST
 
 
 def import_graph(gm: fx.GraphModule, name: str = "main",
@@ -127,7 +139,8 @@ class _Importer:
         self.fresh = count(10000)
         self.symbols: set[str] = set()  # names of sizes and numbers that are taken
         self.unread: set[str] = set()  # sizes that the result of a call tells
-        self.devices: set[torch.device] = set()
+        self.home = home_of(gm)
+        self.homes: dict[Value, Value] = {}  # copies there of what lies elsewhere
         self.known: dict[Sympy, Expr] = {}  # what sympy's expressions are called here
         self.promises: list[program.Call] = []  # checks of sizes, some of which are not read yet
         self.written = {n.args[0] for n in gm.graph.nodes if _writes_back(n)}
@@ -151,8 +164,6 @@ class _Importer:
                         if isinstance(r, Value) and r not in self.params}
                 case _:
                     raise Unsupported(f"fx node {node.op} {node.target}")
-        if self.devices - {HOST}:
-            raise Unsupported(f"tensors on {' and '.join(sorted(map(str, self.devices)))}")
         if self.promises:
             raise Unsupported("a size that is promised, but never told")
         values = tuple(r for r in results if isinstance(r, Value))
@@ -163,7 +174,8 @@ class _Importer:
         params = (*self.params, *(value for value, _ in constants))
         func = Func("program", name, params, (), Block((), tuple(self.ops)))
         _check_sizes(func)
-        return Imported(func, tuple(c for _, c in constants), results, tuple(self.tokens))
+        return Imported(func, tuple(c for _, c in constants), results, tuple(self.tokens),
+                        self.home)
 
     def _placeholder(self, node: fx.Node) -> None:
         position = len(self.tokens) + len(self.params)
@@ -201,9 +213,10 @@ class _Importer:
         return Value(hint if kind == INDEX and is_size(hint) else self.names(hint), kind, role)
 
     def _type(self, val: Any) -> Type:
-        if isinstance(val, torch.Tensor):
-            self.devices.add(val.device)
-        return type_of(val, self._extent)
+        kind = type_of(val, self._extent)
+        away = isinstance(val, torch.Tensor) and val.device != self.home
+        return replace(kind, device=val.device.type) if away and isinstance(
+            kind, TensorType) else kind
 
     def _laid_out(self, kind: Type, val: Any) -> Type:
         """The type with the strides of all dimensions, also where one of size 1 leads nowhere:
@@ -255,8 +268,8 @@ class _Importer:
         self.symbols.add(name)
         return sym(name)
 
-    def _compute(self, value: Value, target: str, args: Sequence[object]) -> Value:
-        given = tuple(("", a) for a in args)
+    def _compute(self, value: Value, target: str, args: Sequence[object], **named: object) -> Value:
+        given = (*(("", a) for a in args), *named.items())
         self.ops.append(program.Call(target, given, (value.type,), results=(value,)))
         return value
 
@@ -268,7 +281,7 @@ class _Importer:
         if given.shape == shape or len(given.shape) != len(shape) or any(
                 a is ONE is not b for a, b in zip(given.shape, shape, strict=True)):
             return value
-        made = self._value(value.name, TensorType(given.dtype, shape))
+        made = self._value(value.name, replace(given, shape=shape, strides=None))
         return self._compute(made, "aten.reshape.default", (value, shape))
 
     def _number(self, node: fx.Node) -> Value | Expr | float:
@@ -362,11 +375,34 @@ class _Importer:
             raise Unsupported("_unique, of whose result torch 2.11 says that it has one element")
         given = (*(("", self._arg(a)) for a in args),
                  *((k, self._arg(a)) for k, a in named.items()))
+        if isinstance(op, torch._ops.OpOverload) and takes_scalars(op):
+            given = tuple((name, self._home(a) if is_scalar(a) else a) for name, a in given)
         states = tuple(map(self._arg, updates))
         memory = memory_of(str(op))
         if memory != "unwritten" and not (given and isinstance(given[0][1], Value)):
             memory = ""  # what it would be of is no tensor of the graph
-        self._add(node, program.Call(str(op), given, types, effect, states, memory), val)
+        made = tuple(val) if isinstance(val, tuple | list) else ()
+        places = tuple(n for n, x in enumerate(made) if x is not None)
+        self._add(node, program.Call(str(op), given, types, effect, states, memory,
+                                     places if len(places) < len(made) else ()), val)
+
+    def _home(self, value: Value) -> Value:
+        """A tensor without dimensions that lies on the host, where the program runs: a copy, or,
+        of a constant, another constant."""
+        if value not in self.homes:
+            op = next((op for op in reversed(self.ops) if value in op.results), None)
+            if isinstance(op, program.Call) and op.target == "aten.lift_fresh_copy.default":
+                return self._home(op.args[0][1])
+            assert isinstance(value.type, TensorType)
+            made = self._value(value.name, replace(value.type, device=""))
+            found = next((x for v, x in self.constants.values() if v is value), None)
+            if isinstance(found, torch.Tensor):
+                made = replace(made, role="const")
+                self.constants[f"{made.name}()"] = made, found.to(self.home)
+            else:
+                self._compute(made, "aten._to_copy.default", (value,), device=f"device:{self.home}")
+            self.homes[value] = made
+        return self.homes[value]
 
     def _add(self, node: fx.Node, op: program.Call | program.Write, val: Any) -> None:
         op.check()
@@ -470,6 +506,17 @@ def effect_of(node: fx.Node) -> str:
     if op.namespace == "_c10d_functional":
         return "ordered"
     return "" if schema.returns else "raises"
+
+
+def takes_scalars(op: torch._ops.OpOverload) -> bool:
+    """Whether an operator takes tensors without dimensions from the host beside others."""
+    return torch.Tag.pointwise in op.tags or op is torch.ops.aten.masked_fill.Tensor
+
+
+def is_scalar(x: object) -> TypeGuard[Value]:
+    """Whether `x` is a tensor without dimensions that does not lie where the program runs."""
+    return isinstance(x, Value) and isinstance(x.type, TensorType) and (
+        bool(x.type.device) and not x.type.shape)
 
 
 def _drops_nothing(node: fx.Node, schema: Any) -> bool:

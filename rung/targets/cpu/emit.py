@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
-from rung.core.expr import Expr, to_source
 from rung.core.op import Func
 from rung.kernel.ir import For
+from rung.targets import stretch as stretches
 from rung.targets.base import strides_of
 from rung.targets.c_family import Prelude
 from rung.targets.cpu.groups import CpuPrelude, GroupEmitter
-from rung.targets.device import Checked, Launched, Place, Stretch
+from rung.targets.device import Checked, Launched, Stretch
 from rung.targets.emit import Style
+from rung.targets.stretch import at, c_text
 
 
 class CpuEmitter(GroupEmitter):
@@ -64,58 +64,24 @@ def emit_units(kernels: Sequence[Func], source: str, stretches: Sequence[Stretch
 # --- stretches
 
 def emit_stretch(stretch: Stretch) -> str:
-    """Three functions of a stretch: one that runs it, `step_NAME`, which runs it from a step on or
-    that step alone, and `layout_NAME`, which writes the sizes and strides of its tensors, one after
-    the other."""
-    tensors = (*stretch.given, *stretch.made)
-    sizes = [f"  const long {s} = s[{n}]; (void){s};" for n, s in enumerate(stretch.sizes)]
-    checks = itertools.count(1)
-    steps = [_launched(step) if isinstance(step, Launched) else _checked(step, next(checks))
-             for step in stretch.steps]
-    return "\n".join([
-        f"void layout_{stretch.name}(const long *s, long *d) {{", *sizes,
-        *_layout([e for t in tensors for e in (*t.shape, *strides_of(t))]), "}", "",
-        f"long step_{stretch.name}(char *const *p, const long *s, long *found, long n, int one) {{",
-        *sizes, "  switch (n) {",
-        *(f"  case {n}:{step} if (one) break;" for n, step in enumerate(steps)), "  }",
-        "  return 0;", "}", "",
-        f"long {stretch.name}(char *const *p, const long *s, long *found) {{",
-        f"  return step_{stretch.name}(p, s, found, 0, 0);", "}", ""])
-
-
-def _layout(numbers: Sequence[Expr]) -> list[str]:
-    """Statements that write `numbers` to `d`: known ones from a table, since compilers take long
-    for many lines."""
-    known = ", ".join(str(e.const_value or 0) for e in numbers)
-    copy = [f"  static const long known[] = {{{known}}};",
-            f"  for (long n = 0; n < {len(numbers)}; n++) d[n] = known[n];"]
-    return [*(copy if numbers else []), *(f"  d[{n}] = {_c(e)};" for n, e in enumerate(numbers)
-                                          if e.const_value is None)]
+    """The functions of a stretch in C."""
+    return stretches.emit_stretch(stretch, _launched, _checked)
 
 
 def _launched(step: Launched) -> str:
-    args = [f"(void *)({_at(p)})" for p in step.places] + list(step.sizes)
+    args = [f"(void *)({at(p)})" for p in step.places] + list(step.sizes)
     return f"  run_{step.kernel}({', '.join(args)});"
 
 
 def _checked(step: Checked, site: int) -> str:
     """The error word of the first element that is out of range."""
     axes = [f"i{n}" for n in range(len(step.type.shape))]
-    offset = " + ".join(f"{a} * ({_c(e)})" for a, e in zip(axes, strides_of(step.type),
+    offset = " + ".join(f"{a} * ({c_text(e)})" for a, e in zip(axes, strides_of(step.type),
                                                            strict=True)) or "0"
-    loops = [f"  for (long {a} = 0; {a} < {_c(size)}; {a}++)"
+    loops = [f"  for (long {a} = 0; {a} < {c_text(size)}; {a}++)"
              for a, size in zip(axes, step.type.shape, strict=True)]
     kind = Prelude().storage(step.type.dtype)
-    body = (f"  {{ const long v = ((const {kind} *)({_at(step.place)}))[{offset}]; "
-            f"if (v < {_c(step.low)} || v >= {_c(step.high)}) "
-            f"{{ found[0] = v; found[1] = {_c(step.high)}; return {site}; }} }}")
+    body = (f"  {{ const long v = ((const {kind} *)({at(step.place)}))[{offset}]; "
+            f"if (v < {c_text(step.low)} || v >= {c_text(step.high)}) "
+            f"{{ found[0] = v; found[1] = {c_text(step.high)}; return {site}; }} }}")
     return "\n".join([*loops, body])
-
-
-def _at(place: Place) -> str:
-    number, skip = place
-    return f"p[{number}] + {skip}" if skip else f"p[{number}]"
-
-
-def _c(e: Expr) -> str:
-    return to_source(e, lambda name: name)

@@ -1,13 +1,14 @@
 """CUDA C++ of a set of kernels: one file that includes nothing, an `extern "C"` kernel for each.
 
-Grid loops become digits of blockIdx.x, thread loops of threadIdx.x; a block's arrays lie in one
-arena of shared memory. Buffers are taken to be aligned to 16 bytes, as allocators align them. Roles
-share a block: the threads of `math` come first, and a ring has a full and a free mbarrier a slot.
+The kernel of `softmax` is called `run_softmax`; `plain_softmax` is for launches whose buffers or
+sizes do not allow its wide accesses (see `access`). Grid loops become digits of blockIdx.x, thread
+loops of threadIdx.x; a block's arrays lie in one arena of shared memory. Roles share a block: the
+threads of `math` come first, and a ring has a full and a free mbarrier a slot.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -15,7 +16,7 @@ from rung.core.expr import Expr, to_source
 from rung.core.machine import GRID, THREAD
 from rung.core.op import Func, Op, Value, walk
 from rung.core.scalar import MONOIDS
-from rung.core.types import ArrayType, VecType, dtype_of
+from rung.core.types import BOOL, ArrayType, VecType, dtype_of
 from rung.kernel.barriers import insert_barriers
 from rung.kernel.ir import (
     FREE,
@@ -26,6 +27,7 @@ from rung.kernel.ir import (
     Combine,
     Commit,
     For,
+    Load,
     Prefix,
     Ring,
     Role,
@@ -35,11 +37,12 @@ from rung.kernel.ir import (
     Transfer,
     Wait,
 )
-from rung.targets.base import strides_of
 from rung.targets.c_cuda import CudaPrelude
+from rung.targets.cuda import access, threads
+from rung.targets.cuda.helpers import helpers
 from rung.targets.cuda.machine import SM90
-from rung.targets.cuda.threads import ATOMIC, PREFIX, TEAM_PREFIX, atomic_text, prefix_text
-from rung.targets.emit import Emitter, Style, element
+from rung.targets.emit import Emitter, Style, element, label, spread
+from rung.targets.masks import still_open
 
 STATIC = 48 << 10  # bytes of shared memory that need no attribute of the launch
 KINDS = {level.name: level.kind for level in SM90.levels}
@@ -56,6 +59,22 @@ class Shape:
     threads: int
     dynamic: int
     stay: bool = False
+
+
+def entry(func: Func, plain: bool = False) -> str:
+    """A kernel's name in the source: with a prefix, since CUDA has functions called `max`. The
+    plain version is there where `access.wide_condition` asks something of a launch."""
+    return f"{'plain' if plain else 'run'}_{func.name}"
+
+
+DECLARED = 'extern "C" { __device__ long *rung_found; __device__ int *rung_taken; }\n'
+"""Where checks report the first element at fault, and say that there is one."""
+
+
+def is_guarded(func: Func) -> bool:
+    """Whether a kernel reads or writes at places that data say, which may have failed a check."""
+    return any(isinstance(x, Value) for op in walk(func.body) if isinstance(op, Load | Store)
+               for x in op.subs)
 
 
 def launch_loops(func: Func, kind: str) -> list[For]:
@@ -104,12 +123,15 @@ def _rounded(size: int) -> int:
 class CudaEmitter(Emitter):
     """One kernel, as each thread sees it."""
 
-    def __init__(self, func: Func, prelude: CudaPrelude):
+    def __init__(self, func: Func, prelude: CudaPrelude, plan: access.Accesses,
+                 plain: bool = False):
         self.threads, self.teams = threads_of(func), teams_of(func)
         roles = [op for op in walk(func.body) if isinstance(op, Role)]
         bounds = f"{sum(self.teams.values())}{', 1' if any(op.regs for op in roles) else ''}"
-        head = f'extern "C" __global__ void __launch_bounds__({bounds}) {{name}}({{params}})'
+        head = (f'extern "C" __global__ void __launch_bounds__({bounds}) '
+                f'{entry(func, plain)}({{params}})')
         super().__init__(func, prelude, Style("__restrict__", head))
+        self.plan, self.integer = plan, "int" if plan.ints else "long"
         self.sync = "__syncthreads()"
         self.rings: dict[str, Ring] = {}
         self.used = 0
@@ -121,7 +143,9 @@ class CudaEmitter(Emitter):
             self.line("extern __shared__ __align__(16) unsigned char arena[];")
         elif size:
             self.line(f"__shared__ __align__(16) unsigned char arena[{size}];")
-        self.line("const int tid = threadIdx.x;")
+        if is_guarded(self.func):
+            self.line("if (rung_taken && *rung_taken) return;  // a check has failed")
+        self.line("const unsigned tid = threadIdx.x;")
         if self.func.attr("persistent"):
             self._digits(THREAD, "tid")
             self._tiles(self.func.attr("persistent").group)
@@ -135,21 +159,22 @@ class CudaEmitter(Emitter):
         blocks that run together share operands in the L2."""
         loops = launch_loops(self.func, GRID)
         blocks = self.c(launch_shape(self.func).blocks)
-        self.line(f"for (long block = blockIdx.x; block < {blocks}; block += gridDim.x) {{")
+        kind = self.integer
+        self.line(f"for ({kind} block = blockIdx.x; block < {blocks}; block += gridDim.x) {{")
         self.depth += 1
         if group == 1 or len(loops) < 2:
             self._digits(GRID, "block")
             return
         rows, columns = (self.c(op.hi) for op in loops[-2:])
         band = f"{group} * ({columns})"
-        self.line(f"const long plane_ = block % (({rows}) * ({columns}));")
-        self.line(f"const long first_ = plane_ / ({band}) * {group};")
-        self.line(f"const long rows_ = min({group}l, ({rows}) - first_);")
-        self.line(f"const long {loops[-2].var} = first_ + plane_ % ({band}) % rows_;")
-        self.line(f"const long {loops[-1].var} = plane_ % ({band}) / rows_;")
+        self.line(f"const {kind} plane_ = block % (({rows}) * ({columns}));")
+        self.line(f"const {kind} first_ = plane_ / ({band}) * {group};")
+        self.line(f"const {kind} rows_ = min(({kind}){group}, ({rows}) - first_);")
+        self.line(f"const {kind} {loops[-2].var} = first_ + plane_ % ({band}) % rows_;")
+        self.line(f"const {kind} {loops[-1].var} = plane_ % ({band}) / rows_;")
         inner = loops[-1].hi * loops[-2].hi
         for op in reversed(loops[:-2]):
-            self.line(f"const long {op.var} = block / ({self.c(inner)}) % ({self.c(op.hi)});")
+            self.line(f"const {kind} {op.var} = block / ({self.c(inner)}) % ({self.c(op.hi)});")
             inner = inner * op.hi
 
     def finish(self) -> None:
@@ -165,7 +190,7 @@ class CudaEmitter(Emitter):
             text = index if inner.is_const(1) else f"{index} / ({self.c(inner)})"
             if op is not launch_loops(self.func, kind)[0]:
                 text = f"{text} % ({self.c(op.hi)})"
-            self.line(f"const {'long' if kind == GRID else 'int'} {op.var} = {text};")
+            self.line(f"const {self.integer if kind == GRID else 'int'} {op.var} = {text};")
             self.strides[op.var] = inner.const_value or 0
             inner = inner * op.hi
 
@@ -194,11 +219,60 @@ class CudaEmitter(Emitter):
     def open_loop(self, op: For, end: str) -> None:
         if op.level == "unroll":
             self.line("#pragma unroll")
-        kind = "int" if op.hi.const_value is not None else "long"
+        kind = "int" if op.hi.const_value is not None else self.integer
         self.line(f"for ({kind} {op.var} = 0; {op.var} < {end}; {op.var}++) {{")
 
     def barrier(self, op: Barrier) -> None:
         self.line(f"{self.sync};")
+
+    # ---- wide accesses
+    def get(self, value: Value, point: Mapping[str, int], name: bool = False) -> str:
+        op = self.pending.get(value)
+        wide = self.plan.wide.get(op) if op else None
+        if wide is None or not isinstance(op, Load):
+            return super().get(value, point, name)
+        at = {axis: point[axis] for axis, _ in _unroll(value)}
+        if (value, tuple(at.items())) not in self.text:
+            self._wide_load(op, wide, at | {wide.axis: at[wide.axis] // wide.count * wide.count})
+        return self.text[value, tuple(at.items())]
+
+    def _wide_load(self, op: Load, wide: access.Wide, first: dict[str, int]) -> None:
+        """Declare the copies from `first` on, as one value; each is a part of it."""
+        dtype, fill = dtype_of(op.buf.type), self.p.constant(op.fill, dtype_of(op.buf.type))
+        mask = still_open([e.subs(first) for e in op.mask], 1)
+        name, size = label(op.result, tuple(first.items())), dtype.bytes
+        kind = access.wide_type(self.p.storage(dtype), size, wide.count)
+        if mask is not None:
+            place = self._pointer(op.buf, *self._offset(op.buf, op.subs, first), first)
+            text = f"*(const {kind} *){place}"
+            if tests := self._tests(mask[0]):
+                self.line(f"{kind} {name} = {access.packed([fill] * wide.count, size)};")
+                self.line(f"if ({tests}) {name} = {text};")
+            else:
+                self.line(f"const {kind} {name} = {text};")
+        for n in range(wide.count):
+            part = access.unpacked(name, self.p.storage(dtype), size, n)
+            part = f"({part} != 0)" if dtype == BOOL else part
+            at = tuple((first | {wide.axis: first[wide.axis] + n}).items())
+            self.text[op.result, at] = part if mask is not None else fill
+
+    def _store(self, op: Store) -> None:
+        wide = self.plan.wide.get(op)
+        if wide is None:
+            super()._store(op)
+            return
+        t, dtype = op.family, dtype_of(op.buf.type)
+        kind = access.wide_type(self.p.storage(dtype), dtype.bytes, wide.count)
+        for first in spread(t.unroll):
+            mask = still_open([e.subs(first) for e in op.mask], 1)
+            if first[wide.axis] % wide.count or mask is None:
+                continue
+            parts = [self.get(op.value, first | {wide.axis: first[wide.axis] + n})
+                     for n in range(wide.count)]
+            place = self._pointer(op.buf, *self._offset(op.buf, op.subs, first), first)
+            text = f"*({kind} *){place} = {access.packed(parts, dtype.bytes)};"
+            tests = self._tests(mask[0])
+            self.line(f"if ({tests}) {text}" if tests else text)
 
     def _alloc(self, op: Alloc) -> None:
         (t,) = op.types
@@ -234,9 +308,9 @@ class CudaEmitter(Emitter):
         if op.axis in self.strides:
             shape = self._count(op.axis), self.strides[op.axis], self.threads
             place = shared_bytes(self.func) - self.threads * dtype.bytes
-            return prefix_text(self.p, op, self.get(op.x, point), shape,
-                               f"({self.p.type(dtype)} *)(arena + {place})",
-                               self.sync != "__syncthreads()")
+            return threads.prefix_text(self.p, op, self.get(op.x, point), shape,
+                                       f"({self.p.type(dtype)} *)(arena + {place})",
+                                       self.sync != "__syncthreads()")
         before = {**point, op.axis: point[op.axis] - 1}
         if before[op.axis] < 0 and op.exclusive:
             return self.p.constant(MONOIDS[op.monoid].identity(dtype), dtype)
@@ -250,7 +324,7 @@ class CudaEmitter(Emitter):
                     point: Mapping[str, int], value: str, lanes: list[Expr]) -> str:
         if not op.combine:
             return super()._store_text(op, t, offset, values, point, value, lanes)
-        return atomic_text(self.p, op, self._pointer(op.buf, offset, values, point), value)
+        return threads.atomic_text(self.p, op, self._pointer(op.buf, offset, values, point), value)
 
     # ---- roles
     def _ring(self, op: Ring) -> None:
@@ -283,7 +357,7 @@ class CudaEmitter(Emitter):
             grows = role.regs > SM90.teams.registers // sum(self.teams.values())
             self.line(f"set_registers_{'up' if grows else 'down'}<{role.regs}>();")
         if tid:
-            self.line(f"const int tid = {tid};")
+            self.line(f"const unsigned tid = {tid};")
         for inner in role.body.ops:
             self.statement(inner)
         if role.name == "load":
@@ -306,14 +380,14 @@ class CudaEmitter(Emitter):
 
     def _arrivals(self, ring: str) -> list[str]:
         """How a thread that loads arrives: with its asynchronous copies, and with its stores."""
-        wide = {self._width(op) > 0 for op in walk(self.func.body)
+        wide = {n > 0 for op, n in self.plan.copies.items()
                 if isinstance(op, Transfer) and op.group == ring}
         return ["cp_async_arrive"] * (True in wide) + ["mbarrier_arrive"] * (False in wide)
 
     # ---- transfers
     def transfer(self, op: Transfer) -> None:
         """All threads of the block share the copy; neighbours take neighbouring elements."""
-        width = self._width(op) if op.group else 0
+        width = self.plan.copies.get(op, 0)
         box = [*op.box[:-1], op.box[-1] // max(width, 1)] if op.box else []
         total = prod(box)
         steps = -(-total // self.threads)
@@ -338,121 +412,30 @@ class CudaEmitter(Emitter):
         cond = " && ".join(self.inside(op))
         return f"cp_async<{size}>({to}, {start}, {f'{cond} ? {size} : 0' if cond else size});"
 
-    def _width(self, op: Transfer) -> int:
-        """Elements of one asynchronous copy (4, 8 or 16 B, aligned); 0 where none fits."""
-        size = dtype_of(op.dst.type).bytes
-        if op.fill != 0 or not op.box or not isinstance(op.dst.type, ArrayType):
-            return 0
-        for total in (16, 8, 4):
-            if total % size == 0 and self._aligned(op, total // size):
-                return total // size
-        return 0
 
-    def _aligned(self, op: Transfer, n: int) -> bool:
-        sides = ((op.dst, op.dst_at), (op.src, op.src_at))
-        steps = [s for value, _ in sides for s in strides_of(value.type)[:-1]]
-        ends = [at[-1] for _, at in sides] + [e for e in op.valid[-1:] if not _covers(e, op.box)]
-        unit = all(strides_of(value.type)[-1].is_const(1) for value, _ in sides)
-        return unit and op.box[-1] % n == 0 and all(
-            isinstance(e, Expr) and (e % n).is_const(0) for e in (*steps, *ends))
+def _unroll(value: Value) -> tuple[tuple[str, int], ...]:
+    assert isinstance(value.type, VecType)
+    return value.type.unroll
 
 
-def _covers(valid: Expr, box: Sequence[int]) -> bool:
-    return valid.const_value is not None and valid.const_value >= box[-1]
-
-
-HELPERS = """\
-template <int BYTES>
-static __device__ __forceinline__ void cp_async(void *to, const void *from, int bytes) {
-  const unsigned at = (unsigned)__cvta_generic_to_shared(to);
-  if (BYTES == 16)
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(at), "l"(from), "r"(bytes));
-  else
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
-                 :: "r"(at), "l"(from), "n"(BYTES), "r"(bytes));
-}
-static __device__ __forceinline__ void cp_async_commit() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
-template <int PENDING> static __device__ __forceinline__ void cp_async_wait() {
-  asm volatile("cp.async.wait_group %0;" :: "n"(PENDING) : "memory");
-}
-"""
-COMBINE = """\
-// Folds x over COUNT threads that are STRIDE apart; every thread gets the result. All powers of 2.
-template <int COUNT, int STRIDE, int THREADS, class T, class F>
-static __device__ __forceinline__ T combine(T x, F fold, T *place) {
-  constexpr int near = STRIDE >= 32 ? 1 : COUNT * STRIDE <= 32 ? COUNT : 32 / STRIDE;
-  const int tid = threadIdx.x;
-  const unsigned mask = (tid | 31) < THREADS ? 0xffffffffu : (1u << THREADS % 32) - 1;
-#pragma unroll
-  for (int o = STRIDE; o < near * STRIDE; o *= 2) x = fold(x, __shfl_xor_sync(mask, x, o));
-  if (near == COUNT) return x;
-  constexpr int far = COUNT / near, step = STRIDE * near;
-  __syncthreads();
-  place[tid] = x;
-  __syncthreads();
-  const int first = tid / (STRIDE * COUNT) * (STRIDE * COUNT) + tid % step;
-  x = place[first];
-#pragma unroll
-  for (int n = 1; n < far; n++) x = fold(x, place[first + n * step]);
-  return x;
-}
-"""
-ROLES = """\
-// An mbarrier for each full slot of a ring, then one for each free slot.
-static __device__ __forceinline__ void mbarrier_init(unsigned long *ring, int slots, int load,
-                                                     int math) {
-  for (int n = 0; n < 2 * slots; n++) {
-    const unsigned at = (unsigned)__cvta_generic_to_shared(ring + n);
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"
-                 :: "r"(at), "r"(n < slots ? load : math) : "memory");
-  }
-}
-static __device__ __forceinline__ void mbarrier_arrive(unsigned long *slot) {
-  const unsigned at = (unsigned)__cvta_generic_to_shared(slot);
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(at) : "memory");
-}
-static __device__ __forceinline__ void mbarrier_wait(unsigned long *slot, int parity) {
-  const unsigned at = (unsigned)__cvta_generic_to_shared(slot);
-  unsigned done = 0;
-  while (!done)
-    asm volatile("{\\n.reg .pred p;\\n"
-                 "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\\n"
-                 "selp.u32 %0, 1, 0, p;\\n}" : "=r"(done) : "r"(at), "r"(parity) : "memory");
-}
-// Arrives when all that this thread copies has arrived.
-static __device__ __forceinline__ void cp_async_arrive(unsigned long *slot) {
-  const unsigned at = (unsigned)__cvta_generic_to_shared(slot);
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" :: "r"(at) : "memory");
-}
-static __device__ __forceinline__ void cp_async_wait_all() {
-  asm volatile("cp.async.wait_all;" ::: "memory");
-}
-template <int THREADS> static __device__ __forceinline__ void team_sync() {
-  asm volatile("bar.sync 1, %0;" :: "n"(THREADS) : "memory");
-}
-template <int COUNT> static __device__ __forceinline__ void set_registers_down() {
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(COUNT));
-}
-template <int COUNT> static __device__ __forceinline__ void set_registers_up() {
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(COUNT));
-}
-""" + COMBINE.replace("combine(", "team_combine(").replace(
-    "__syncthreads()", "team_sync<THREADS>()")
-
-
-def emit(kernels: Sequence[Func]) -> str:
-    """One source for all kernels; the launch of each is `launch_shape`."""
+def emit(kernels: Sequence[Func], ptx: bool = True) -> str:
+    """One source for all kernels; the launch of each is `launch_shape`. Without `ptx` it calls
+    the functions that are inline PTX, and leaves them to be defined."""
     prelude = CudaPrelude()
-    done = [insert_barriers(k, ("shared",)) for k in kernels]
-    bodies = [CudaEmitter(k, prelude).source() for k in done]
-    ops = [op for k in kernels for op in walk(k.body)]
-    roles, scans = (any(isinstance(op, kind) for op in ops) for kind in (Roles, Prefix))
-    helpers = HELPERS + COMBINE + (ROLES if roles else "") + (PREFIX if scans else "")
-    helpers += TEAM_PREFIX if roles and scans else ""
-    helpers += ATOMIC if any(isinstance(op, Store) and op.combine for op in ops) else ""
-    return prelude.text() + "\n" + helpers + "\n" + "\n\n".join(bodies) + "\n"
+    bodies = "\n\n".join(text for k in kernels
+                         for text in _versions(insert_barriers(k, ("shared",)), prelude))
+    roles = any(isinstance(op, Roles) for k in kernels for op in walk(k.body))
+    declared = DECLARED if any(map(is_guarded, kernels)) else ""
+    own = access.helpers(bodies) + helpers(roles, ptx) + threads.helpers(bodies)
+    return f"{declared}{prelude.text()}\n{own}\n{bodies}\n"
+
+
+def _versions(kernel: Func, prelude: CudaPrelude) -> Iterator[str]:
+    """A kernel, and again without its wide accesses where not all launches allow them."""
+    wide = access.plan(kernel)
+    yield CudaEmitter(kernel, prelude, wide).source()
+    if wide.needs:
+        yield CudaEmitter(kernel, prelude, access.plain(kernel), plain=True).source()
 
 
 def blocks_text(func: Func) -> str:
@@ -460,5 +443,3 @@ def blocks_text(func: Func) -> str:
     shape = launch_shape(func)
     text = to_source(shape.blocks, lambda name: name)
     return f"({text} < {SM90.cores} ? {text} : {SM90.cores})" if shape.stay else text
-
-

@@ -48,14 +48,22 @@ ATOMIC = """\
 // Folds x into *at in one step, by the bits W of what was there.
 template <class W, class T, class F>
 static __device__ __forceinline__ void atomic_fold(T *at, T x, F fold) {
-  W found = *(volatile W *)at, was;
-  do {
+  W was = *(W *)&x, found = atomicCAS((W *)at, was, was);
+  while (true) {
     was = found;
     const T next = fold(*(T *)&was, x);
+    if (*(W *)&next == was) return;
     found = atomicCAS((W *)at, was, *(W *)&next);
-  } while (found != was);
+    if (found == was) return;
+  }
 }
 """
+
+
+def helpers(source: str) -> str:
+    """The definitions that the calls in a source need."""
+    found = {"prefix<": PREFIX, "team_prefix<": TEAM_PREFIX, "atomic_fold<": ATOMIC}
+    return "".join(text for name, text in found.items() if name in source)
 
 
 def fold_text(p: Prelude, monoid: str, dtype: DType) -> str:

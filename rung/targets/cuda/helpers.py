@@ -1,0 +1,95 @@
+"""Device functions that the emitted kernels call: the only inline PTX, and folds over threads.
+
+Without the PTX the source runs on what gives functions of the same names, as the emulator does.
+"""
+
+from __future__ import annotations
+
+COPIES = """\
+template <int BYTES>
+static __device__ __forceinline__ void cp_async(void *to, const void *from, int bytes) {
+  const unsigned at = (unsigned)__cvta_generic_to_shared(to);
+  if (BYTES == 16)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(at), "l"(from), "r"(bytes));
+  else
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
+                 :: "r"(at), "l"(from), "n"(BYTES), "r"(bytes));
+}
+static __device__ __forceinline__ void cp_async_commit() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int PENDING> static __device__ __forceinline__ void cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;" :: "n"(PENDING) : "memory");
+}
+"""
+ROLES = """\
+// An mbarrier for each full slot of a ring, then one for each free slot.
+static __device__ __forceinline__ void mbarrier_init(unsigned long *ring, int slots, int load,
+                                                     int math) {
+  for (int n = 0; n < 2 * slots; n++) {
+    const unsigned at = (unsigned)__cvta_generic_to_shared(ring + n);
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"
+                 :: "r"(at), "r"(n < slots ? load : math) : "memory");
+  }
+}
+static __device__ __forceinline__ void mbarrier_arrive(unsigned long *slot) {
+  const unsigned at = (unsigned)__cvta_generic_to_shared(slot);
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(at) : "memory");
+}
+static __device__ __forceinline__ void mbarrier_wait(unsigned long *slot, int parity) {
+  const unsigned at = (unsigned)__cvta_generic_to_shared(slot);
+  unsigned done = 0;
+  while (!done)
+    asm volatile("{\\n.reg .pred p;\\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\\n"
+                 "selp.u32 %0, 1, 0, p;\\n}" : "=r"(done) : "r"(at), "r"(parity) : "memory");
+}
+// Arrives when all that this thread copies has arrived.
+static __device__ __forceinline__ void cp_async_arrive(unsigned long *slot) {
+  const unsigned at = (unsigned)__cvta_generic_to_shared(slot);
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" :: "r"(at) : "memory");
+}
+static __device__ __forceinline__ void cp_async_wait_all() {
+  asm volatile("cp.async.wait_all;" ::: "memory");
+}
+template <int THREADS> static __device__ __forceinline__ void team_sync() {
+  asm volatile("bar.sync 1, %0;" :: "n"(THREADS) : "memory");
+}
+template <int COUNT> static __device__ __forceinline__ void set_registers_down() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(COUNT));
+}
+template <int COUNT> static __device__ __forceinline__ void set_registers_up() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(COUNT));
+}
+"""
+COMBINE = """\
+// Folds x over COUNT threads that are STRIDE apart; every thread gets the result. All powers of 2.
+template <int COUNT, int STRIDE, int THREADS, class T, class F>
+static __device__ __forceinline__ T combine(T x, F fold, T *place) {
+  constexpr int near = STRIDE >= 32 ? 1 : COUNT * STRIDE <= 32 ? COUNT : 32 / STRIDE;
+  const int tid = threadIdx.x;
+  const unsigned mask = (tid | 31) < THREADS ? 0xffffffffu : (1u << THREADS % 32) - 1;
+#pragma unroll
+  for (int o = STRIDE; o < near * STRIDE; o *= 2) x = fold(x, __shfl_xor_sync(mask, x, o));
+  if (near == COUNT) return x;
+  constexpr int far = COUNT / near, step = STRIDE * near;
+  __syncthreads();
+  place[tid] = x;
+  __syncthreads();
+  const int first = tid / (STRIDE * COUNT) * (STRIDE * COUNT) + tid % step;
+  x = place[first];
+#pragma unroll
+  for (int n = 1; n < far; n++) x = fold(x, place[first + n * step]);
+  return x;
+}
+"""
+TEAM_COMBINE = COMBINE.replace("combine(", "team_combine(").replace(
+    "__syncthreads()", "team_sync<THREADS>()")
+
+
+def helpers(roles: bool, ptx: bool = True) -> str:
+    """The functions of a source, with those of roles if it has any; `ptx` says whether with those
+    that are inline PTX."""
+    own = COPIES if ptx else ""
+    team = (ROLES if ptx else "") + TEAM_COMBINE
+    return own + COMBINE + (team if roles else "")
