@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from rung.core.types import F32, F64, DType
+from rung.core.types import BOOL, F32, F64, DType
 from rung.targets.c_family import Prelude
 from rung.targets.c_math import HELPERS, Helper
 
@@ -60,15 +60,18 @@ PTX: dict[str, Helper] = {
 
 
 class CudaPrelude(Prelude):
-    """`Prelude` for device code; every `lanes` is 1."""
+    """`Prelude` for device code; every `lanes` is 1. Without `ptx` there is no inline PTX in it."""
 
     header = ""
     qualifiers = "static __device__ __forceinline__"
-    helpers: Mapping[str, Helper] = {**HELPERS, **_DEVICE, **PTX}
     infinity: Mapping[DType, str] = {
         F32: "__int_as_float(0x7f800000)", F64: "__longlong_as_double(0x7ff0000000000000)"}
     nan: Mapping[DType, str] = {
         F32: "__int_as_float(0x7fc00000)", F64: "__longlong_as_double(0x7ff8000000000000)"}
+
+    def __init__(self, ptx: bool = True):
+        super().__init__()
+        self.helpers = {**HELPERS, **_DEVICE, **(PTX if ptx else {})}
 
     def type(self, dtype: DType, lanes: int = 1) -> str:
         """The C type of a value."""
@@ -85,6 +88,16 @@ class CudaPrelude(Prelude):
         """See `Prelude.call`."""
         _one(lanes)
         return super().call(fn, dtype, lanes, args, scalars)
+
+    def load(self, dtype: DType, lanes: int, pointer: str) -> str:
+        """The element; `x[i]` where the pointer is the address of that."""
+        text = pointer[1:] if pointer.startswith("&") else f"(*({pointer}))"
+        return f"({text} != 0)" if dtype == BOOL else text
+
+    def store(self, dtype: DType, lanes: int, pointer: str, value: str) -> str:
+        """See `Prelude.store`."""
+        return f"{pointer[1:]} = {value};" if pointer.startswith("&") else super().store(
+            dtype, lanes, pointer, value)
 
 
 def _one(lanes: int) -> None:

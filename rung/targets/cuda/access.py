@@ -281,26 +281,6 @@ def _below(a: Expr, b: Expr) -> bool:
 
 
 # ---- text
-_HELPERS = {"Wide<": """\
-// Neighbouring elements that one access takes; those of 8 and 16 bits come in words.
-template <class T, int N> struct alignas(N * sizeof(T)) Wide { T at[N]; };
-""", "word2(": """\
-static __device__ __forceinline__ unsigned word2(unsigned short a, unsigned short b) {
-  return a | (unsigned)b << 16;
-}
-""", "word4(": """\
-static __device__ __forceinline__ unsigned word4(unsigned char a, unsigned char b, unsigned char c,
-                                                 unsigned char d) {
-  return a | b << 8 | c << 16 | (unsigned)d << 24;
-}
-"""}
-
-
-def helpers(source: str) -> str:
-    """The definitions that wide accesses in a source need."""
-    return "".join(text for name, text in _HELPERS.items() if name in source)
-
-
 def wide_type(storage: str, size: int, count: int) -> str:
     """The type of `count` elements of `size` bytes in one access."""
     return f"Wide<{storage}, {count}>" if size >= 4 else f"Wide<unsigned, {count * size // 4}>"

@@ -240,7 +240,7 @@ class CudaEmitter(Emitter):
         """Declare the copies from `first` on, as one value; each is a part of it."""
         dtype, fill = dtype_of(op.buf.type), self.p.constant(op.fill, dtype_of(op.buf.type))
         mask = still_open([e.subs(first) for e in op.mask], 1)
-        name, size = label(op.result, tuple(first.items())), dtype.bytes
+        name, size = label(op.result, tuple(first.items()), self.names), dtype.bytes
         kind = access.wide_type(self.p.storage(dtype), size, wide.count)
         if mask is not None:
             place = self._pointer(op.buf, *self._offset(op.buf, op.subs, first), first)
@@ -421,13 +421,11 @@ def _unroll(value: Value) -> tuple[tuple[str, int], ...]:
 def emit(kernels: Sequence[Func], ptx: bool = True) -> str:
     """One source for all kernels; the launch of each is `launch_shape`. Without `ptx` it calls
     the functions that are inline PTX, and leaves them to be defined."""
-    prelude = CudaPrelude()
+    prelude = CudaPrelude(ptx)
     bodies = "\n\n".join(text for k in kernels
                          for text in _versions(insert_barriers(k, ("shared",)), prelude))
-    roles = any(isinstance(op, Roles) for k in kernels for op in walk(k.body))
-    declared = DECLARED if any(map(is_guarded, kernels)) else ""
-    own = access.helpers(bodies) + helpers(roles, ptx) + threads.helpers(bodies)
-    return f"{declared}{prelude.text()}\n{own}\n{bodies}\n"
+    declared = DECLARED if "rung_taken" in bodies else ""
+    return "\n".join([declared + prelude.text(), helpers(bodies, ptx), bodies, ""])
 
 
 def _versions(kernel: Func, prelude: CudaPrelude) -> Iterator[str]:

@@ -39,7 +39,8 @@ def _run(kernel: Func) -> str:
     grain = min((_grain(v) for op in walk(kernel.body) if isinstance(op, Alloc)
                  for v in op.results), default=4)
     return "\n".join([
-        f"static void call_{name}(char *const *p, const long *s) {{ {entry(kernel)}({', '.join(args)}); }}",
+        f"static void call_{name}(char *const *p, const long *s) {{",
+        f"  {entry(kernel)}({', '.join(args)});", "}",
         f"void run_{name}({', '.join(params)}) {{",
         f"  const Buffer given[] = {{{', '.join(_buffer(kernel, n) for n in numbers)}}};",
         f"  static long sizes[{len(sizes) + 1}];",  # where kernels may read
