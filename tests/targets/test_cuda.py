@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 from mapped import KERNELS, VOCABULARIES, Anyhow, Late, difference, kernel
 
-from rung.core.errors import MappingError, TargetCompileError
+from rung.core.errors import LaunchError, MappingError, TargetCompileError
 from rung.core.op import Block, Func, Op, walk
 from rung.core.parse import parse_module
 from rung.kernel.ir import For, If, Prefix, Raster, Store
 from rung.kernel.moves import Engine
+from rung.targets.base import target
 from rung.targets.cuda.build import build, nvcc
 from rung.targets.cuda.candidates import candidates
 from rung.targets.cuda.emit import emit, launch_shape
@@ -23,6 +24,7 @@ from rung.targets.cuda.machine import SM90
 from rung.tile.legality import check
 from rung.tile.mapping import parse_mapping
 from rung.tile.to_kernel import to_kernel
+from rung.tools.fuzz.mappings import launches
 
 RAGGED = (1, 13, 500, 512, 1000)
 GEMM = """map relu_mm on cuda.sm90
@@ -185,6 +187,46 @@ def test_blocks_skip_the_folds_of_what_only_the_first_stores() -> None:
     (branch,) = [op for op in walk(to_kernel(under("apart", APART[0], M=7, N=13, K=19), SM90).body)
                  if isinstance(op, If) and any(isinstance(x, For) for x in walk(op.then))]
     assert {op.buf.name for op in walk(branch.then) if isinstance(op, Store)} == {"w"}
+
+
+FORMS = ([("share", text, {"M": 5, "N": n}) for text in SCANS for n in (1, 100, 500)]
+         + [("scatter", text, {"M": 21, "N": n, "L": 4}) for text in UPDATES for n in (1, 100)]
+         + [("apart", text, {"M": 7, "N": n, "K": 19}) for text in APART for n in (1, 100)])
+
+
+def test_sources_of_the_forms_run_without_races() -> None:
+    """On the emulator, which watches the memory of all threads."""
+    emulated = target("cuda-emulated")
+    made = [under(name, text, **shape) for name, text, shape in FORMS]
+    lowered = [replace(to_kernel(func, SM90), name=f"k{n}") for n, func in enumerate(made)]
+    for func, kernel_ir, run in zip(made, lowered, launches(lowered, emulated), strict=True):
+        assert difference(func, SM90, lowered=kernel_ir, run=run) < 1e-3
+
+
+@pytest.mark.parametrize(("name", "text", "old", "new", "fault"), [
+    ("share", SCANS[5], "    place[tid] = x;\n    __syncthreads();", "    place[tid] = x;",
+     "a race"),
+    ("share", SCANS[3], "__shfl_up_sync(mask, x, STRIDE)", "x", ""),
+    ("scatter", UPDATES[2], "atomicAdd(&y[", "sum(&y[", "a race"),
+    ("scatter", UPDATES[2], "found = atomicCAS((W *)at, was, *(W *)&next);",
+     "found = was, *(W *)at = *(W *)&next;", "a race"),
+    ("scatter", UPDATES[0], "if (-jb >= 0", "if (jb >= 0", "")])
+def test_faults_in_the_forms_are_caught(name: str, text: str, old: str, new: str, fault: str
+                                        ) -> None:
+    emulated, shape = target("cuda-emulated"), [s for n, _, s in FORMS if n == name][-1]
+    func = under(name, text, **shape)
+    lowered = to_kernel(func, SM90)
+    source = emulated.emit([lowered])
+    assert old in source
+    source = source.replace(old, new)
+    if new.startswith("sum("):
+        source = "template <class T> static void sum(T *p, T x) { *p += x; }\n" + source
+    (run,) = launches([lowered], emulated, source)
+    if fault:
+        with pytest.raises(LaunchError, match=fault):
+            difference(func, SM90, lowered=lowered, run=run)
+    else:
+        assert not difference(func, SM90, lowered=lowered, run=run) < 1e-3
 
 
 @pytest.mark.parametrize(("dtype", "parts"), [
