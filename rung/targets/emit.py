@@ -54,8 +54,7 @@ class Emitter:
         self.lines: list[str] = []
         self.depth = 1
         self.users = uses(func.body)
-        self.names = {v.name for v in (*buffers_of(func), *(
-            v for op in walk(func.body) for v in op.results))}
+        self.names = {v.name for v in (*buffers_of(func), *self.users)}
         self.pending: dict[Value, Op] = {}
         self.text: dict[tuple[Value, Point], str] = {}
 
@@ -494,10 +493,9 @@ def spread(unroll: Sequence[tuple[str, int]] | dict[tuple[str, int], None]
 
 def label(value: Value, point: Point, taken: Collection[str]) -> str:
     """The variable of one member of a family, which is no other value's name: `s` at 2 is `s_2`."""
-    name = "_".join([value.name, *(str(n) for _, n in point)])
-    while point and name in taken:
-        name += "_"
-    return name
+    joint = "__" if value.name.rpartition("_")[2].isdigit() else "_"  # `s_2` at 0, `s` at 2 and 0
+    name = joint.join([value.name, *(str(n) for _, n in point)])
+    return f"{name}_" if point and name in taken else name
 
 
 def _lanes(value: Value) -> int:

@@ -21,7 +21,7 @@ from rung.core.machine import GRID, SEQ, THREAD, UNROLL, VECTOR, Machine
 from rung.core.op import Func
 from rung.core.parse import parse_module
 from rung.core.scalar import round_bf16
-from rung.core.types import BF16, dtype_of, shape_of
+from rung.core.types import BF16, TensorType, dtype_of, shape_of
 from rung.kernel import ir as kir
 from rung.kernel.moves import Engine
 from rung.loop import ir as loop
@@ -191,9 +191,11 @@ def difference(func: Func, machine: Machine, sizes: Mapping[str, int] | None = N
 def launches(kernels: Sequence[Func], on: Target, source: str = "") -> list[Run]:
     """What runs each of some kernels of Kernel IR on the device of a target, where one library has
     them all; `source` if it is not what the target emits for them."""
-    alone = [Stretch(f"alone_{k.name}", tuple(v.type for v in buffers_of(k)), (), symbols_of(k), (
-        Launched(k.name, tuple((n, 0) for n in range(len(buffers_of(k)))), symbols_of(k)),))
-        for k in kernels]
+    alone = []
+    for k in kernels:
+        types = tuple(v.type for v in buffers_of(k) if isinstance(v.type, TensorType))
+        step = Launched(k.name, tuple((n, 0) for n in range(len(types))), symbols_of(k))
+        alone.append(Stretch(f"alone_{k.name}", types, (), symbols_of(k), (step,)))
     loaded = device(on).load(kernels, source or on.emit(kernels), alone)
 
     def run(kernel: Func, arrays: dict[str, np.ndarray], sizes: Mapping[str, int]) -> None:
@@ -338,10 +340,8 @@ def _wrong(mapped: Func, on: Target, known: Mapping[str, int], launched: bool) -
     """How a mapped kernel fails, if it does."""
     try:
         lowered = to_kernel(mapped, on.machine)
-        gaps = [difference(mapped, on.machine, known, lowered=lowered)]
-        if launched:
-            gaps += [difference(mapped, on.machine, known, lowered=lowered, run=run)
-                     for run in launches([lowered], on)]
+        runs = [None, *(launches([lowered], on) if launched else [])]
+        gaps = [difference(mapped, on.machine, known, Engine, lowered, run) for run in runs]
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "" if (gap := float(np.max(gaps))) < 1e-3 else f"{mapped.name} is off by {gap:.3g}"
