@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from mapped import SIZES, VOCABULARIES, difference, kernel, launches, legal
-from targets.test_cuda import GEMM, ONE_STORE, RAGGED, first, sizes, team
+from mapped import KERNELS, SIZES, VOCABULARIES, difference, kernel, launches, legal
+from targets.test_cuda import GEMM, RAGGED, first, sizes, team
 
 from rung.core.errors import LaunchError, TargetCompileError
 from rung.core.op import Func
@@ -38,7 +38,7 @@ def agree(funcs: list[Func], known: dict[str, int] | None = None) -> None:
             0.3 if half else 1e-3), made.name
 
 
-@pytest.mark.parametrize("name", ONE_STORE)
+@pytest.mark.parametrize("name", KERNELS)
 def test_ragged_sizes(name: str) -> None:
     agree([func for dtype in ("f32", "bf16") for n in RAGGED
            for func in first(kernel(name, dtype, **sizes(name, n)))])
