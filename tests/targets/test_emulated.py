@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from mapped import KERNELS, SIZES, VOCABULARIES, difference, kernel, launches, legal
@@ -18,7 +20,9 @@ from rung.core.op import Func
 from rung.core.parse import parse_module
 from rung.core.types import dtype_of
 from rung.targets.base import target
-from rung.targets.cuda_emulated.device import EmulatedLaunch
+from rung.targets.cpu.build import build_cpp
+from rung.targets.cuda_emulated.device import FLAGS, LEAST, LIBRARIES, EmulatedLaunch
+from rung.targets.cuda_emulated.emit import emit_library
 from rung.targets.device import device
 from rung.tile.mapping import parse_mapping
 from rung.tile.to_kernel import to_kernel
@@ -102,33 +106,40 @@ FAULTS: dict[str, tuple[Callable[[], Func], str, str, str]] = {
         "uses an mbarrier before it is made"),
     "shared memory ends": (plain, r"arena \+ 8448", "arena + 17000",
                            r"copies to 4 B at byte \d+ of shared memory, out of range: it has"),
-    "output ends": (rows, r"&y\[", "&y[24+", r"block 4, .* writes 4 B at byte 10\d+ of y, out"),
-    "input ends": (rows, r"&x\[", "&x[1+", r"block 4, .* reads 4 B at byte 10000 of x, out"),
-    "far away": (rows, r"&x\[", "&x[1 << 30 |", "out of range of all buffers"),
+    "output ends": (rows, r"\by\[", "y[24+", r"block 4, .* writes 4 B at byte 10\d+ of y, out"),
+    "input ends": (rows, r"\bx\[", "x[1+", r"block 4, .* reads 4 B at byte 10000 of x, out"),
+    "far away": (rows, r"\bx\[", "x[1 << 30 |", "out of range of all buffers"),
     "not aligned": (plain, r"cp_async<4>\(&", "cp_async<4>(2 + (char *)&", "which is not aligned"),
-    "two writers": (rows, r"&y\[[^]]*\]", "&y[blockIdx.x]", "writes another value where thread"),
-    "blocks race": (rows, r"&y\[[^]]*\]", "&y[tid]", r"block 1, .* where thread \d+ of block 0"),
+    "two writers": (rows, r"\by\[[^]]*\]", "y[blockIdx.x]", "writes another value where thread"),
+    "blocks race": (rows, r"\by\[[^]]*\]", "y[tid]", r"block 1, .* where thread \d+ of block 0"),
     "a lane is missing": (rows, r"x = fold\(x, __shfl", "if (tid != 5) x = fold(x, __shfl",
                           r"deadlock: 31 wait for lanes of the shuffle of line \d+"),
     "not in the mask": (rows, r"sync\(mask", "sync(mask >> 1", r"but the mask is 7fffffff"),
     "divergent": (rows, r"__syncthreads\(\);\n  place\[tid\]",
                   "if (tid < 32) __syncthreads(); else\n__syncthreads();\n  place[tid]",
                   r"divergent: comes to line \d+, while others wait at line \d+"),
-    "one leaves": (rows, r"const int tid = threadIdx.x;\n  const long",
-                   "const int tid = threadIdx.x; if (tid == 7) return;\n  const long",
-                   "deadlock: .* and 1 have ended"),
+    "one leaves": (rows, r"const \w+ tid = threadIdx.x;\n(?=.*blockIdx)",
+                   r"\g<0>  if (tid == 7) return;\n", "deadlock: .* and 1 have ended"),
 }
 
 
-def planted(func: Func, pattern: str, text: str) -> str:
-    """The source of a kernel with the last place that fits the pattern changed."""
+def edited(source: str, pattern: str, text: str) -> str:
+    """The last place that fits the pattern changed, in the helpers or each version of a kernel."""
+    parts, found = re.split(r'(?=extern "C" __global__)', source), 0
+    for n, part in enumerate(parts):
+        for last in list(re.finditer(pattern, part))[-1:]:
+            parts[n] = part[:last.start()] + last.expand(text) + part[last.end():]
+            found += 1
+    assert found
+    return "".join(parts)
+
+
+def planted(func: Func, pattern: str, text: str) -> None:
+    """Run a kernel whose source is edited."""
     lowered = to_kernel(func, EMULATED.machine)
-    source = EMULATED.emit([lowered])
-    last = list(re.finditer(pattern, source))[-1]
-    edited = source[:last.start()] + last.expand(text) + source[last.end():]
-    (run,) = launches([lowered], EMULATED, edited)
+    source = edited(EMULATED.emit([lowered]), pattern, text)
+    (run,) = launches([lowered], EMULATED, source)
     difference(func, EMULATED.machine, lowered=lowered, run=run)
-    return edited
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -142,7 +153,7 @@ def test_a_planted_fault_is_named(fault: str) -> None:
 def test_a_launch_after_a_fault_is_a_new_one() -> None:
     func = first(kernel("softmax", M="s0", N=500))[0]
     lowered = to_kernel(func, EMULATED.machine)
-    source = EMULATED.emit([lowered]).replace("&x[", "&x[(gridDim.x == 5 ? 2500 : 0) + ")
+    source = re.sub(r"\bx\[", "x[(gridDim.x == 5 ? 2500 : 0) + ", EMULATED.emit([lowered]))
     (run,) = launches([lowered], EMULATED, source)
     with pytest.raises(LaunchError):
         difference(func, EMULATED.machine, {"s0": 5}, lowered=lowered, run=run)
@@ -243,10 +254,91 @@ def test_a_block_of_a_transformer(runs: list[object]) -> None:
 def test_a_fault_reaches_the_caller(monkeypatch: pytest.MonkeyPatch, fresh: None) -> None:
     load = type(device(EMULATED)).load
     monkeypatch.setattr(type(device(EMULATED)), "load", lambda self, kernels, source, rest=(): load(
-        self, kernels, source.replace("&y[", "&y[1+").replace("&add[", "&add[1+"), rest))
+        self, kernels, re.sub(r"\by\[", "y[1+", source), rest))
     x = torch.randn(100)
     with pytest.raises(LaunchError, match="out of range"):
         compiled(lambda x: torch.floor(x) + 1)(x)
+
+
+# ---- what no kernel of these has
+HAND = """
+extern "C" __global__ void run_N(float *x, int *n, long *total) {
+  extern __shared__ __align__(16) unsigned char arena[];
+  float *const s = (float *)arena;
+  const int tid = threadIdx.x, lane = tid % 32;
+  BODY
+}
+static void call_N(char *const *p, const long *) {
+  run_N(Pointer{p[1]}, Pointer{p[2]}, Pointer{p[3]});
+}
+extern "C" void hand_N(void *x, void *n, void *total) {
+  const Buffer given[] = {{"x", (char *)x, 512, 4, 1, 1}, {"n", (char *)n, 8, 4, 1, 1},
+                          {"total", (char *)total, 8, 8, 1, 1}};
+  launch("hand", call_N, 2, 64, 256, 4, given, 3, 0);
+}
+"""
+FOUR = "typedef float four __attribute__((vector_size(16)));"
+EACH = "x[blockIdx.x * 64 + tid] = "
+LANES = np.arange(128) % 32.0
+BODIES: dict[str, tuple[str, Callable[[], np.ndarray] | str]] = {
+    "sums": ("atomicAdd(&x[tid % 2], 2.0f); atomicAdd(&total[0], 3l);",
+             lambda: np.r_[128.0, 128.0, np.zeros(126)]),
+    "extremes": ("atomicMax(&n[0], tid); atomicMin(&n[1], -tid);", lambda: np.zeros(128)),
+    "in shared memory": ("if (!tid) s[0] = 0; __syncthreads(); atomicAdd(&s[0], 1.0f); "
+                         "__syncthreads(); " + EACH + "s[0];", lambda: np.full(128, 64.0)),
+    "an update and a write": ("if (tid) atomicAdd(&x[0], 1.0f); else x[0] = 1;",
+                              "updates byte 0 of x"),
+    "a prefix": ("float v = lane; for (int o = 1; o < 32; o *= 2) { const float u = "
+                 "__shfl_up_sync(~0u, v, o); if (lane >= o) v += u; } " + EACH + "v;",
+                 lambda: LANES * (LANES + 1) / 2),
+    "down in eights": (EACH + "__shfl_down_sync(~0u, (float)lane, 1, 8);",
+                       lambda: LANES + (LANES % 8 < 7)),
+    "one for all": (EACH + "__shfl_sync(~0u, lane, 5);", lambda: np.full(128, 5.0)),
+    "half a warp": ("if (lane < 16) " + EACH + "__shfl_xor_sync(0xffffu, lane, 1);",
+                    lambda: np.where(LANES < 16, LANES + 1 - 2 * (LANES % 2), 0)),
+    "a warp waits": ("s[tid] = lane; __syncwarp(); " + EACH + "s[tid ^ 1];",
+                     lambda: LANES + 1 - 2 * (LANES % 2)),
+    "a warp shuffles": ("s[tid] = lane; __shfl_sync(~0u, lane, 5); " + EACH + "s[tid ^ 1];",
+                        r"reads byte \d+ of shared memory, a race: thread \d+"),
+    "another warp": ("s[tid] = lane; __syncwarp(); " + EACH + "s[tid ^ 32];",
+                     r"a race: thread \d+"),
+    "a team waits": ("if (tid < 32) { s[tid] = lane; team_sync<32>(); " + EACH + "s[tid ^ 1]; }",
+                     lambda: np.where(np.arange(128) % 64 < 32, LANES + 1 - 2 * (LANES % 2), 0)),
+    "too small a team": ("if (tid < 32) { team_sync<32>(); } else { team_sync<64>(); }",
+                         "deadlock: 32 wait at the barrier"),
+    "wide": ("if (tid < 16) ((four *)x)[blockIdx.x * 16 + tid] = (four){1, 2, 3, 4};",
+             lambda: np.arange(128) % 4 + 1.0),
+    "wide, not aligned": ("*(four *)(x + 2) = (four){1, 2, 3, 4};",
+                          "writes 16 B at byte 8 of x, which"),
+    "wide, out of range": ("((four *)x)[32] = (four){1, 2, 3, 4};",
+                           "writes 16 B at byte 512 of x, out"),
+    "unwritten": (EACH + "s[tid];", lambda: np.full(128, np.nan)),
+    "what another block wrote": ("if (blockIdx.x) x[0] = x[63]; else x[tid] = 0;",
+                                 "reads byte 252 of x, a race: thread 63 of block 0 wrote it"),
+}
+
+
+@pytest.fixture(scope="module")
+def hand() -> Path:
+    """The library of all these kernels."""
+    texts = [HAND.replace("N(", f"{n}(").replace("call_N", f"call_{n}").replace("BODY", body)
+             for n, (body, _) in enumerate(BODIES.values())]
+    return build_cpp(emit_library([], "\n".join([FOUR, *texts]), []), FLAGS, LIBRARIES, LEAST)
+
+
+@pytest.mark.parametrize("case", BODIES)
+def test_what_cuda_means(case: str, hand: Path) -> None:
+    want = BODIES[case][1]
+    run = EmulatedLaunch(ctypes.CDLL(str(hand))[f"hand_{list(BODIES).index(case)}"], hand)
+    x, n, total = np.zeros(128, np.float32), np.zeros(2, np.int32), np.zeros(1, np.int64)
+    args = [ctypes.c_void_p(a.ctypes.data) for a in (x, n, total)]
+    if isinstance(want, str):
+        with pytest.raises(LaunchError, match=want):
+            run(*args)
+        return
+    run(*args)
+    np.testing.assert_array_equal(x, want())
+    assert list(n) == [63, -63] if case == "extremes" else total[0] == 384 * (case == "sums")
 
 
 # ---- compilers

@@ -44,6 +44,11 @@ from rung.targets.cuda.machine import SM90
 from rung.targets.emit import Emitter, Style, element, label, spread
 from rung.targets.masks import still_open
 
+WORDS = frozenset({
+    "and", "asm", "bool", "catch", "class", "delete", "export", "friend", "mutable", "namespace",
+    "new", "not", "operator", "or", "private", "public", "template", "this", "throw", "try",
+    "typename", "using", "virtual", "wchar_t", "xor"})
+"""Words of C++ that no value of a kernel is called there."""
 STATIC = 48 << 10  # bytes of shared memory that need no attribute of the launch
 KINDS = {level.name: level.kind for level in SM90.levels}
 
@@ -130,7 +135,7 @@ class CudaEmitter(Emitter):
         bounds = f"{sum(self.teams.values())}{', 1' if any(op.regs for op in roles) else ''}"
         head = (f'extern "C" __global__ void __launch_bounds__({bounds}) '
                 f'{entry(func, plain)}({{params}})')
-        super().__init__(func, prelude, Style("__restrict__", head))
+        super().__init__(func, prelude, Style("__restrict__", head, WORDS))
         self.plan, self.integer = plan, "int" if plan.ints else "long"
         self.sync = "__syncthreads()"
         self.rings: dict[str, Ring] = {}
