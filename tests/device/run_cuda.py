@@ -24,9 +24,9 @@ from rung.core.op import Func
 from rung.core.types import dtype_of, shape_of
 from rung.targets.base import buffers_of, symbols_of
 from rung.targets.cuda.build import nvcc
+from rung.targets.cuda.candidates import candidates
 from rung.targets.cuda.emit import blocks_text, emit, entry, launch_shape
 from rung.targets.cuda.machine import SM90
-from rung.targets.cuda.candidates import candidates
 from rung.tile.legality import is_legal
 from rung.tile.mapping import parse_mapping
 from rung.tile.to_kernel import to_kernel

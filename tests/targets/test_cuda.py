@@ -16,9 +16,9 @@ from rung.core.parse import parse_module
 from rung.kernel.ir import Raster
 from rung.kernel.moves import Engine
 from rung.targets.cuda.build import build, nvcc
+from rung.targets.cuda.candidates import candidates
 from rung.targets.cuda.emit import emit, launch_shape
 from rung.targets.cuda.machine import SM90
-from rung.targets.cuda.candidates import candidates
 from rung.tile.legality import check
 from rung.tile.mapping import parse_mapping
 from rung.tile.to_kernel import to_kernel

@@ -15,19 +15,23 @@ from rung.core.expr import Expr
 from rung.core.machine import Machine
 from rung.core.op import Func
 from rung.loop import ir as loop
+from rung.targets.cuda import streaming
+from rung.targets.cuda.streaming import Splits, Stream
 from rung.tile import mapping as tile
 from rung.tile.candidates_explicit import MOST
 from rung.tile.complete import contractions, folded_axes, free_axes, late_axes, with_values
 from rung.tile.legality import is_legal
 
-Splits = tuple[tuple[str, int | None], ...]
 Draft = tuple[dict[str, Splits], tuple[tile.Place, ...], tuple[tile.Use, ...]]
 
 
 def candidates(kernel: Func, machine: Machine, hints: Mapping[str, int] | None = None
                ) -> Iterator[tile.Mapping]:
     """Legal mappings of the first family that has any, likely good ones first."""
-    for drafts in (_tiles(kernel, hints or {}), _rows(kernel), _flat(kernel)):
+    stream = Stream(kernel, hints or {}, machine.cores)
+    for drafts in (_tiles(kernel, hints or {}), _folds(stream),
+                   _drafts(streaming.again(stream)), _rows(kernel),
+                   _drafts(streaming.flat(stream)), _flat(kernel)):
         if found := list(islice(_legal(kernel, machine, drafts), MOST)):
             yield from found
             return
@@ -36,7 +40,7 @@ def candidates(kernel: Func, machine: Machine, hints: Mapping[str, int] | None =
 def _legal(kernel: Func, machine: Machine, found: Iterable[Draft]) -> Iterator[tile.Mapping]:
     seen = set()
     for splits, places, uses in found:
-        order = _ordered(kernel)
+        order = dict.fromkeys([*splits, *_ordered(kernel)])
         lines = tuple(tile.AxisLine(a, tuple(s for s in splits.get(a, (("seq", None),))
                                              if s[1] != 1 or len(splits[a]) == 1)) for a in order)
         drafts = [tile.Mapping(kernel.name, machine.name, lines, places, uses=uses)]
@@ -90,13 +94,23 @@ def _tiles(kernel: Func, hints: Mapping[str, int]) -> Iterator[Draft]:
 
 
 # ---- folds
+def _folds(s: Stream) -> Iterator[Draft]:
+    """Rows or columns at the rate of memory, and folds of folds."""
+    if folded_axes(s.kernel):
+        yield from _chained(s.kernel) if late_axes(s.kernel) else ()
+        yield from _drafts(streaming.rows(s))
+        yield from _drafts(streaming.columns(s))
+
+
+def _drafts(found: Iterable[dict[str, Splits]]) -> Iterator[Draft]:
+    return ((splits, (), ()) for splits in found)
+
+
 def _rows(kernel: Func) -> Iterator[Draft]:
     """Threads along the folded axis where that is contiguous, else along the free one."""
     free, folded, along = free_axes(kernel), folded_axes(kernel), _contiguous(kernel)
     if not folded:
         return
-    if late_axes(kernel):
-        yield from _chained(kernel)
     lead = next((a for a in folded if a in along), None)
     if lead is None:
         yield from _columns(kernel)

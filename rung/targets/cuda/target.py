@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from rung.targets.base import Target
+from rung.targets.cuda.candidates import candidates
 from rung.targets.cuda.emit import emit
 from rung.targets.cuda.machine import SM90
-from rung.targets.cuda.candidates import candidates
 
 
 def target(name: str) -> Target:

@@ -1,0 +1,101 @@
+"""Mappings of kernels that memory limits: the one that comes first, and its meaning on NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from mapped import VOCABULARIES, difference
+
+from rung.core.op import Func
+from rung.core.parse import parse_module
+from rung.targets.cuda.candidates import candidates
+from rung.targets.cuda.machine import SM90
+from rung.targets.cuda.streaming import Stream, contiguous, power
+from rung.tile.legality import check
+
+
+def softmax(m: int | str, n: int | str, dtype: str = "bf16") -> Func:
+    return parsed(f"""kernel softmax(x: {dtype}[{m},{n}]) -> y: {dtype}[{m},{n}]
+  v = f32(x[i,j]) : f32 over i,j
+  max = fold max v over j {n} : f32 over i acc f32
+  exp = exp(v - max) : f32 over i,j
+  sum = fold add exp over j {n} : f32 over i acc f32
+  y[i,j] = {dtype}(exp / sum)
+""")
+
+
+def colsum(m: int, n: int, dtype: str = "f32") -> Func:
+    read = "x[i,j]" if dtype == "f32" else "f32(x[i,j])"
+    return parsed(f"""kernel colsum(x: {dtype}[{m},{n}]) -> y: f32[{n}]
+  v = abs({read}) : f32 over i,j
+  sum = fold add v over i {m} : f32 over j acc f32
+  y[j] = sum
+""")
+
+
+def pointwise(*shape: int | str, dtype: str = "f32") -> Func:
+    sizes, axes = ",".join(map(str, shape)), ",".join("ijk"[:len(shape)])
+    return parsed(f"kernel neg(x: {dtype}[{sizes}]) -> y: {dtype}[{sizes}]\n"
+                  f"  y[{axes}] = neg(x[{axes}])\n")
+
+
+def parsed(text: str) -> Func:
+    return parse_module(text, VOCABULARIES)[0]
+
+
+def first(func: Func, hints: Mapping[str, int] | None = None) -> str:
+    """The axis lines of the first candidate, which is legal."""
+    mapping = next(iter(candidates(func, SM90, hints or {})))
+    check(func, mapping, SM90)
+    return " / ".join(map(str, mapping.axes))
+
+
+CHOSEN = [
+    (pointwise(1 << 24), "i: grid *, thread 256, reg 4"),
+    (pointwise(1 << 12), "i: grid *, thread 32, reg 4"),
+    (pointwise(1 << 20, dtype="i8"), "i: grid *, thread 256, reg 8"),
+    (pointwise(1 << 12, 64), "i: grid *, thread 16 / j: grid *, thread 16, reg 4"),
+    (pointwise(1 << 12, 999), "i: grid * / j: grid *, thread 256"),
+    (softmax(16384, 4096), "i: grid * / j: reg 4, thread 128, reg 8"),
+    (softmax(16384, 1024), "i: grid *, thread 4 / j: reg 4, thread 32, reg 8"),
+    (softmax(16384, 256), "i: grid *, thread 4 / j: thread 32, reg 8"),
+    (softmax(4, 4096), "i: grid * / j: thread 512, reg 8"),
+    (softmax(4096, 32768), "i: grid * / j: seq *, thread 1024, reg 8"),
+    (softmax(4096, 1001), "i: grid *, thread 4 / j: reg 32, thread 32"),
+    (colsum(8192, 1 << 16), "i: seq *, thread 8 / j: grid *, thread 32, reg 4"),
+    (colsum(8192, 4096), "i: seq *, thread 32 / j: grid *, thread 8, reg 4"),
+    (colsum(8192, 1 << 17, "bf16"), "i: seq *, thread 8 / j: grid *, thread 32, reg 8"),
+]
+
+
+@pytest.mark.parametrize(("func", "axes"), CHOSEN, ids=[axes for _, axes in CHOSEN])
+def test_the_first_mapping(func: Func, axes: str) -> None:
+    assert first(func) == axes
+
+
+def test_rows_of_unknown_length_are_read_in_each_pass() -> None:
+    assert first(softmax("s0", "s1"), {"s0": 4096, "s1": 4096}) == (
+        "i: grid * / j: seq *, thread 128, reg 8")
+
+
+@pytest.mark.parametrize("func", [
+    pointwise(1000), pointwise(7, 24), pointwise(3, 33), softmax(3, 4096), softmax(5, 40),
+    softmax(9, 1001), softmax(600, 64), softmax(2, 20000), colsum(33, 100), colsum(70, 64, "bf16")])
+def test_all_mappings_are_right_on_numpy(func: Func) -> None:
+    tried = [func.with_attr("mapping", m) for m in candidates(func, SM90, {})]
+    assert tried and all(difference(x, SM90) < 0.05 for x in tried)
+
+
+def test_the_axis_along_memory_is_found_through_strides() -> None:
+    func = parsed("""kernel add(x: f32[8,16] strides [1,8]) -> y: f32[8,16]
+  y[i,j] = x[i,j] + 1.0
+""")
+    stream = Stream(func, {}, 132)
+    load, store = func.body.ops[0], func.body.ops[-1]
+    assert (contiguous(load), contiguous(store)) == ("i", "j")  # type: ignore[arg-type]
+    assert stream.vector("i") == stream.vector("j") == 4
+
+
+def test_powers_of_two() -> None:
+    assert [power(n) for n in (0, 1, 2, 3, 8, 9)] == [1, 1, 2, 4, 8, 16]
