@@ -319,7 +319,9 @@ def _fuzz_options(made: CommandLine) -> None:
     made.add_argument("--minutes", type=_at_least(0, float), default=0,
                       help="stop after so long (default: 0, no limit)")
     made.add_argument("--mappings", dest="kind", action="store_const", const="mappings",
-                      default="programs", help="random mappings of known kernels, not programs")
+                      default="programs", help="random mappings of known kernels, not programs; "
+                      "those of a target run on its device too, those of any machine (default) on "
+                      "NumPy alone")
     made.add_argument("--text", dest="kind", action="store_const", const="text",
                       help="damaged dumps, which must be refused in words")
     made.add_argument("-o", dest="out", default=".", metavar="FOLDER",

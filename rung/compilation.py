@@ -103,7 +103,8 @@ class Compilation:
     @cached_property
     def device(self) -> Device:
         """What runs the target's kernels here; LaunchError if nothing does."""
-        return device.device(self.target)
+        tensors = self.context.externs.tensors
+        return device.device(self.target, tensors.device, tensors.stream)
 
     def history(self, start: Module | Func, passes: Sequence[Pass] | None = None) -> History:
         """What `passes`, or all of them, make of a program or a module. Where a fused kernel has no

@@ -5,24 +5,36 @@ registry refuses all but the first; this module, of which there is one, register
 leaves nothing to be registered to those who load it.
 """
 
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from rung.compilation import compile_program
 from rung.core.options import Options
 from rung.frontends.torch.backend import Backend, Run
-from rung.frontends.torch.externs import TORCH
+from rung.frontends.torch.externs import torch_on
 from rung.frontends.torch.importer import Imported
 from rung.targets import TARGETS
+
+
+def _chosen(imported: Imported, options: Options) -> Options:
+    """The options, with the target of the device that a graph runs on unless they name another."""
+    return replace(options, target=options.target or imported.home.type)
 
 
 def _verified(run: Run, graph: Any, imported: Imported, options: Options) -> Run:
     """`tools.verify`, which few need, is imported where it is asked for."""
     from rung.tools import verify
 
-    return verify.verified(run, graph, imported, options)
+    return verify.verified(run, graph, imported, _chosen(imported, options))
 
 
-rung = Backend(partial(compile_program, externs=TORCH), _verified, tuple(TARGETS))
+def _compiled(imported: Imported, options: Options, hints: Mapping[str, int]) -> Run:
+    """The callable of an imported graph."""
+    return compile_program(imported.func, _chosen(imported, options), imported.constants, hints,
+                           torch_on(imported.home))
+
+
+rung = Backend(_compiled, _verified, tuple(TARGETS))
 rung.register("rung")
 loaded = None

@@ -14,6 +14,7 @@ from rung.tools.fuzz.mappings import (
     arguments,
     difference,
     kernel,
+    launches,
     legal,
 )
 
@@ -35,4 +36,4 @@ class Anyhow(Engine):
 
 
 __all__ = ["KERNELS", "SIZES", "SYMBOLIC", "VOCABULARIES", "Anyhow", "Late", "arguments",
-           "difference", "kernel", "legal"]
+           "difference", "kernel", "launches", "legal"]

@@ -40,7 +40,7 @@ VISIBLE = {
 }
 SEES_ALL = ("pipeline", "compilation", "entry", "cli", "tools")
 
-SHARED_BY_TARGETS = ("TARGETS", "base", "device", "c_family")
+SHARED_BY_TARGETS = ("TARGETS", "base", "device", "c_family", "libraries", "stretch")
 """Modules of `targets/` that are no machine; every other one is a concrete target."""
 
 ENVIRONMENT_READER = "rung.core.config"
@@ -49,7 +49,7 @@ ENVIRONMENT = ("environ", "environb", "getenv", "getenvb")
 TORCH_IS_KNOWN_TO = ("frontends", "entry", "cli", "tools")
 
 ALLOWED: dict[tuple[str, str], str] = {
-    ("rung.targets.cpu.libraries", "torch"):
+    ("rung.targets.libraries", "torch"):
         "calls ATen and oneDNN, for a front end whose tensors are torch's",
 }
 """(importing module, imported prefix) -> the reason why this one exception stands."""

@@ -28,7 +28,7 @@ def _option(default: Any, meaning: str, known: Sequence[str] = ()) -> Any:
 class Options:
     """`options=` of torch.compile; the environment gives the defaults of target and precision."""
 
-    target: str = _option("cpu", "the machine to compile for, whatever device the tensors are on")
+    target: str = _option("", "the machine to compile for; that of the tensors' device if empty")
     precision: str = _option("default", "eager has eager's bits: sums, products and functions that "
                              "are approximated stay calls; default keeps chains of bf16 ops in f32",
                              PRECISIONS)
@@ -44,7 +44,7 @@ class Options:
         """Checked options; ValueError or TypeError names what is known."""
         settings = Settings.from_environment()
         known = {f.name: f for f in fields(Options)}
-        values: dict[str, Any] = {"target": settings.target or "cpu",
+        values: dict[str, Any] = {"target": settings.target,
                                   "precision": settings.precision}
         for name, value in given.items():
             if name not in known:
@@ -73,5 +73,5 @@ def _meaning(metadata: Mapping[str, Any]) -> str:
 
 
 def _one_of(name: str, value: object, known: Sequence[str]) -> None:
-    if known and value not in known:
+    if known and value and value not in known:
         raise ValueError(f"rung has no {name} {value!r}; it has {', '.join(known)}")

@@ -33,16 +33,19 @@ class Texts:
 @dataclass(frozen=True)
 class Native:
     """How native code reads tensors: DLPack's C exchange API in a capsule, the classes whose
-    tensors it may read so, and the library's element types by the names of the IR's."""
+    tensors it may read so, and the library's element types by the names of the IR's. `empty` gives
+    it memory, and `place` is where its tensors lie, as DLPack's kind and number of a device."""
 
     exchange: object
     classes: tuple[type, ...]
     dtypes: Mapping[str, object]
+    empty: Callable[..., object]
+    place: tuple[int, int] = (1, 0)
 
 
 @dataclass(frozen=True)
 class Tensors:
-    """The tensors of a front end as the host's code has them. They lie on the host, and have a
+    """The tensors of a front end as the host's code has them. They lie on the `device`, and have a
     `shape` and a `dtype`.
 
     `functions` are what the names in the texts stand for, and: `empty(shape, strides, dtype)` gives
@@ -50,13 +53,16 @@ class Tensors:
     type; `address(x, name, shape, strides, dtype)` is where it lies, or an error if it is otherwise
     than this; `leaves(out, count, target)` is the list of a call's results; `bump(x)` tells the
     library that a kernel changed a tensor. `memory(count)` gives so many bytes of undefined
-    content: what keeps them, and their address.
+    content: what keeps them, and their address. `stream()` is the stream to launch on, as the
+    driver of the device has it.
     """
 
     texts: Texts
     functions: Mapping[str, Any]
     memory: Callable[[int], tuple[object, int]]
     native: Callable[[], Native | None] = lambda: None
+    device: str = "cpu"
+    stream: Callable[[], int] = lambda: 0
 
 
 @dataclass(frozen=True)

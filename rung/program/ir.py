@@ -40,7 +40,8 @@ class Call(Op):
 
     `updates` are further operands, which the call writes in place: the first results are their new
     states, in the same storage. `memory`, one of `MEMORY`, describes the storage of its results;
-    without it they may alias any operand.
+    without it they may alias any operand. `places` are those of its results among what the operator
+    returns, where that is more.
     """
 
     target: str
@@ -49,9 +50,10 @@ class Call(Op):
     impure: str = ""
     updates: tuple[Value, ...] = ()
     memory: str = ""
+    places: tuple[int, ...] = ()
     keyword: ClassVar[str] = "call"
     form: ClassVar[str] = ("call {target}({args})< in place {updates}>< effect {impure}>"
-                           "< as {memory}>")
+                           "< as {memory}>< at {places}>")
 
     @property
     def effect(self) -> Effect:  # type: ignore[override]

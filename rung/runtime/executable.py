@@ -13,7 +13,7 @@ from rung.core.origins import Origin
 from rung.program.externs import Externs
 from rung.runtime.checks import check, refusal
 from rung.runtime.code import Code
-from rung.targets.device import Device, Launch
+from rung.targets.device import Device, Launch, Refuse
 
 _number = count()
 
@@ -45,9 +45,12 @@ class Executable:
             "constant": constants.__getitem__}
         for name, (kind, what) in code.names.items():
             self.names[name] = find[kind](what)
-        for name, bound in code.stretches.items():
-            self.names[f"launch_{name}"] = self._raising(
-                launches.get(name), refusal(bound.sites, known))
+        refuse = {name: device.refusing(refusal(bound.sites, known),
+                                        launches[code.whole if name == "run" else name],
+                                        len(bound.sites))
+                  for name, bound in code.stretches.items()}
+        for name in code.stretches:
+            self.names[f"launch_{name}"] = self._raising(launches.get(name), refuse[name])
         path = f"<rung {next(_number)}>"
         linecache.cache[path] = (len(self.text), None, self.text.splitlines(True), path)
         exec(compile(self.text, path, "exec"), self.names)
@@ -56,8 +59,7 @@ class Executable:
             launch = launches[code.whole if name == "run" else name]
             boxed = constants if bound.signature.boxed else ()
             self.names[name] = device.bind(
-                bound.signature, launch, self.names[name], refuse=refusal(bound.sites, known),
-                empty=tensors.functions["empty"], native=native,
+                bound.signature, launch, self.names[name], refuse[name], native=native,
                 profiler=externs.profiler.flag, constants=boxed)
         self.library: str = next((x.file for x in launches.values() if hasattr(x, "file")), "")
         self.run: Callable[[list[Any]], tuple[Any, ...]] = self.names["run"]
@@ -65,7 +67,7 @@ class Executable:
     def __call__(self, args: list[Any]) -> tuple[Any, ...]:
         return self.run(args)
 
-    def _raising(self, launch: Launch | None, refuse: Callable[[int, int, int], None]) -> Launch:
+    def _raising(self, launch: Launch | None, refuse: Refuse) -> Launch:
         """A launch of a stretch that raises what its error word says. While a profiler runs, each
         step is an event."""
         def run(addresses: Sequence[int], sizes: Sequence[int]) -> None:

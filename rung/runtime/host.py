@@ -419,8 +419,9 @@ class _Host:
         if len(names) == 1 and self.externs.gives_one(op.target):
             self.line(f"{names[0]} = {text}")
         elif names:
+            which = f", {op.places}" if op.places else ""
             self.line(f"{''.join(f'{n}, ' for n in names)}= leaves({text}, {len(names)}, "
-                      f"{op.target!r})")
+                      f"{op.target!r}{which})")
         else:
             self.line(text)
         for new, old in states(op).items():

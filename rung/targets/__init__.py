@@ -6,5 +6,7 @@ TARGETS = {  # name: folder
     "cpu.avx2": "rung.targets.cpu",
     "cpu.base": "rung.targets.cpu",
     "toy": "rung.targets.toy",
+    "cuda": "rung.targets.cuda",
     "cuda.sm90": "rung.targets.cuda",
+    "cuda-emulated": "rung.targets.cuda_emulated",
 }

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, ClassVar
 
 from rung.core.errors import LaunchError
 from rung.core.expr import Expr
@@ -22,6 +22,8 @@ from rung.targets import TARGETS
 from rung.targets.base import Target
 
 Launch = Callable[..., Any]
+Refuse = Callable[[int, int, int], None]
+"""Raises what an error word says, if it says anything."""
 Place = tuple[int, int]
 """Where a buffer of a stretch lies: the number of an address, and bytes after it."""
 
@@ -78,8 +80,20 @@ class Signature:
     boxed: bool = False
 
 
+ALIGN = 64
 Memory = Callable[[int], tuple[object, int]]
-"""Allocates so many bytes of the host, of undefined content: what keeps them, and their address."""
+"""Allocates so many bytes of undefined content: what keeps them, and their address."""
+
+
+class Workspace:
+    """At least `bytes` bytes from `address`, a multiple of 64."""
+
+    __slots__ = ("address", "bytes", "memory")
+
+    def __init__(self, count: int, memory: Memory):
+        self.memory, start = memory(count + ALIGN)
+        self.address = -(-start // ALIGN) * ALIGN
+        self.bytes = count
 
 
 Workspaces = tuple[Callable[[int], Any], Callable[[Any], None]]
@@ -88,16 +102,20 @@ Workspaces = tuple[Callable[[int], Any], Callable[[Any], None]]
 
 @dataclass(frozen=True)
 class Device(ABC):
-    """What runs the kernels of one target here.
+    """What runs the kernels of one target here; `number` tells it from others of its kind.
 
-    Tensors belong to the front end and lie on the host; a device with memory of its own copies what
-    a launch reads and writes. Launches run in the order of their calls.
+    Tensors belong to the front end and lie where `runs_on` says; a device with another memory
+    copies what a launch reads and writes. Launches run in the order of their calls, or of the
+    stream that `stream()` gives for each.
 
     Optional features; the defaults mean unsupported: a cache of loaded code, a faster call than
     Python's, library calls.
     """
 
     target: Target
+    number: int = 0
+    stream: Callable[[], int] = lambda: 0
+    runs_on: ClassVar[str] = "cpu"
 
     def identity(self) -> str:
         """All that loaded code depends on besides the kernels: machine, compiler, flags."""
@@ -111,14 +129,20 @@ class Device(ABC):
 
     @abstractmethod
     def workspaces(self, memory: Memory) -> Workspaces:
-        """The workspaces of launches; those on the host are made by `memory`."""
+        """The workspaces of launches, from the front end's memory or of its own."""
 
     def reload(self, library: str, stretches: Sequence[str]) -> Mapping[str, Launch] | None:
         """The launches of stretches from the library in the cache that is called as the `file` of
         a launch said; None if it is gone."""
         return None
 
-    def bind(self, signature: Signature, launch: Launch, slow: Launch, **rest: Any) -> Launch:
+    def refusing(self, refuse: Refuse, launch: Launch, checks: int) -> Refuse:
+        """`refuse`, which knows the error words of the checks in a stretch, for those of the device
+        too."""
+        return refuse
+
+    def bind(self, signature: Signature, launch: Launch, slow: Launch, refuse: Refuse,
+             **rest: Any) -> Launch:
         """`slow`, Python that calls the launch of a stretch, or what does the same faster; `rest`
         is what that needs of the host."""
         return slow
@@ -129,10 +153,15 @@ class Device(ABC):
         raise LaunchError(f"{self.target.name} calls no libraries")
 
 
-def device(target: Target) -> Device:
-    """The device of this machine that runs a target's kernels; LaunchError if there is none."""
+def device(target: Target, place: str = "cpu", stream: Callable[[], int] = lambda: 0) -> Device:
+    """The device of this machine that runs a target's kernels on the tensors of a place, such as
+    `cuda:1`; LaunchError if there is none."""
     module = f"{TARGETS[target.name]}.device"
     if find_spec(module) is None:
         raise LaunchError(f"kernels for {target.name} are not launched yet, only emitted")
-    made: Device = import_module(module).DEVICE(target)
+    kind, (where, _, number) = import_module(module).DEVICE, place.partition(":")
+    if where != kind.runs_on:
+        raise LaunchError(f"kernels for {target.name} run on tensors of {kind.runs_on}, and these "
+                          f"are on {place}")
+    made: Device = kind(target, int(number or 0), stream)
     return made

@@ -54,6 +54,8 @@ class Emitter:
         self.lines: list[str] = []
         self.depth = 1
         self.users = uses(func.body)
+        self.names = {v.name for v in (*buffers_of(func), *(
+            v for op in walk(func.body) for v in op.results))}
         self.pending: dict[Value, Op] = {}
         self.text: dict[tuple[Value, Point], str] = {}
 
@@ -179,7 +181,7 @@ class Emitter:
             op = self.pending[value]
             text = self._expression(op, dict(at))
             if name or not self._inline(value, op):
-                variable = label(value, at)
+                variable = label(value, at, self.names)
                 self.line(f"const {self.p.type(t.dtype, t.lanes)} {variable} = {text};")
                 text = variable
             else:
@@ -424,7 +426,7 @@ class Emitter:
             start = f" = {self.get(init, point)}" if init is not None else ""
             if init is not None and _lanes(init) == 1 < t.lanes:
                 start = f" = {self.p.splat(t.dtype, t.lanes, self.get(init, point))}"
-            name = label(result, tuple(point.items()))
+            name = label(result, tuple(point.items()), self.names)
             self.line(f"{self.p.type(t.dtype, t.lanes)} {name}{start};")
             self.text[result, tuple(point.items())] = name
 
@@ -488,9 +490,12 @@ def spread(unroll: Sequence[tuple[str, int]] | dict[tuple[str, int], None]
         yield dict(zip((name for name, _ in axes), steps, strict=True))
 
 
-def label(value: Value, point: Point) -> str:
-    """The variable of one member of a family."""
-    return "_".join([value.name, *(str(n) for _, n in point)])
+def label(value: Value, point: Point, taken: Collection[str]) -> str:
+    """The variable of one member of a family, which is no other value's name: `s` at 2 is `s_2`."""
+    name = "_".join([value.name, *(str(n) for _, n in point)])
+    while point and name in taken:
+        name += "_"
+    return name
 
 
 def _lanes(value: Value) -> int:

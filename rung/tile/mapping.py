@@ -213,7 +213,7 @@ _ROLES = re.compile(rf"roles\s+({_ROLE}(?:\s*,\s*{_ROLE})*)")
 _OVERLAP = re.compile(rf"overlap\s+({_NAME})\s+with\s+({_NAME})\s+distance\s+(\d+)")
 _ORDER = re.compile(r"order\s+(flat|lpt|persistent)(?:\s+raster\s+(\d+))?")
 _AXIS = re.compile(rf"({_NAME})\s*:\s*(\w+\s+(?:\*|\d+)(?:\s*,\s*\w+\s+(?:\*|\d+))*)")
-_HEAD = re.compile(rf"map\s+({_NAME})\s+on\s+([\w.]+)")
+_HEAD = re.compile(rf"map\s+({_NAME})\s+on\s+([\w.-]+)")
 
 
 def parse_mapping(text: str) -> Mapping:

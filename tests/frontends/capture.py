@@ -102,8 +102,9 @@ class OraclePipeline:
         self.lowered: list[Func] = []
         self.options: list[Any] = []
 
-    def compile_program(self, func: Func, options: Any, constants: Sequence[torch.Tensor],
-                        hints: Mapping[str, int]) -> Callable[..., Any]:
+    def compiled(self, imported: Imported, options: Any, hints: Mapping[str, int]
+                 ) -> Callable[..., Any]:
+        func, constants = imported.func, imported.constants
         low = lower(func)
         for f in (func, low):
             check(f)

@@ -31,7 +31,7 @@ F32, BF16 = torch.float32, torch.bfloat16
 def pipeline(monkeypatch: pytest.MonkeyPatch) -> Iterator[OraclePipeline]:
     torch._dynamo.reset()
     stand_in = OraclePipeline()
-    monkeypatch.setattr(entry.rung, "compile_program", stand_in.compile_program)
+    monkeypatch.setattr(entry.rung, "compiled", stand_in.compiled)
     yield stand_in
     torch._dynamo.reset()
 
@@ -305,7 +305,7 @@ def test_what_is_unsupported_runs_as_it_is(strict: bool, pipeline: OraclePipelin
     def refuse(*_: object) -> None:
         raise Unsupported("not today")
 
-    monkeypatch.setattr(entry.rung, "compile_program", refuse)
+    monkeypatch.setattr(entry.rung, "compiled", refuse)
     run = torch.compile(relu_mm, backend=entry.rung, options={"strict": strict})
     args = relu_mm_inputs(3, F32)
     entry.rung.reset()
@@ -413,7 +413,8 @@ def test_inductor_is_not_loaded() -> None:
         from rung.frontends.torch.aten import lower
         sys.path.insert(0, "tests")
         from frontends.capture import run_program
-        rung.compile_program = lambda f, o, c, x: lambda a: run_program(lower(f), [*a, *c])
+        rung.compiled = lambda imported, *_: lambda args: run_program(
+            lower(imported.func), [*args, *imported.constants])
         w = torch.randn(4, 4, requires_grad=True)
         torch.compile(lambda x: torch.relu(x @ w), backend=rung)(torch.randn(4, 4)).sum().backward()
         heavy = ("compile_fx", "graph", "ir", "lowering", "scheduler", "decomposition")

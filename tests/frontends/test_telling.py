@@ -48,8 +48,8 @@ def test_one_logger_alone(caplog: pytest.LogCaptureFixture) -> None:
 def test_nothing_is_traced_where_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compat, "is_traced", lambda: False)  # pytest's handlers look like its own
     heard = []
-    real = entry.rung.compile_program
-    monkeypatch.setattr(entry.rung, "compile_program",
+    real = entry.rung.compiled
+    monkeypatch.setattr(entry.rung, "compiled",
                         lambda *args: (heard.append(trace.active()), real(*args))[1])
     compile_one()
     assert heard == [False]

@@ -11,7 +11,7 @@ from functions import CASES
 
 from rung.compilation import Compilation
 from rung.core.types import IndexType
-from rung.frontends.torch.tensors import TENSORS
+from rung.frontends.torch.externs import TORCH
 from rung.program.ir import Module
 from rung.targets.cpu import glue
 from rung.targets.cpu.device import Cpu
@@ -50,7 +50,7 @@ def test_nothing_is_written_outside(name: str, dtype: torch.dtype,
                                     monkeypatch: pytest.MonkeyPatch) -> None:
     fence, made, lowered = Fence(), list[Any](), list[Module]()
     monkeypatch.setattr(glue, "glue", lambda: None)  # so that the host's own code runs
-    monkeypatch.setitem(TENSORS.functions, "empty", fence.empty)
+    monkeypatch.setitem(TORCH.tensors.functions, "empty", fence.empty)
     monkeypatch.setattr(Cpu, "workspaces", lambda *_: (fence.take, lambda _: None))
     real = Compilation.executable
 

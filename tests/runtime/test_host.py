@@ -24,7 +24,7 @@ from rung.runtime.executable import Executable
 from rung.runtime.host import host_code
 from rung.targets.base import target
 from rung.targets.cpu import pool
-from rung.targets.device import device
+from rung.targets.device import ALIGN, device
 
 
 def made(program: Func) -> Executable:
@@ -159,10 +159,10 @@ def test_what_the_host_cannot_do() -> None:
 
 
 def test_workspaces_are_used_again() -> None:
-    own = pool.Pool(tensors.memory)
+    own = pool.Pool(TORCH.tensors.memory)
     one = own.take(1000)
     two = own.take(1000)
-    assert one is not two and one.address % pool.ALIGN == 0
+    assert one is not two and one.address % ALIGN == 0
     own.give(one)
     assert own.take(500) is one
     own.give(one)
@@ -174,7 +174,7 @@ def test_a_workspace_that_is_too_small_goes_before_the_larger_one_comes() -> Non
 
     def memory(count: int) -> tuple[object, int]:
         assert all(one() is None for one in made)
-        x, address = tensors.memory(count)
+        x, address = TORCH.tensors.memory(count)
         made.append(weakref.ref(x))
         return x, address
     own = pool.Pool(memory)
@@ -182,7 +182,8 @@ def test_a_workspace_that_is_too_small_goes_before_the_larger_one_comes() -> Non
     assert own.take(5000).bytes == 5000 and len(made) == 2
 
 
-@pytest.mark.parametrize("make", [tensors.empty, tensors.new_memory])
+@pytest.mark.parametrize("make", [
+    TORCH.tensors.functions["empty"], tensors.memory_on(tensors.HOST)])
 def test_new_memory_has_the_layout(make: Any) -> None:
     with torch.device("meta"):
         x = make((2, 3), (1, 2), torch.bfloat16)

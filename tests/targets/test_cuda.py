@@ -183,7 +183,7 @@ def test_the_small_gemm_spills_nothing(tmp_path: Path) -> None:
 
 
 @needs_nvcc
-@pytest.mark.parametrize("arch", ["80", "90a"])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 def test_names_of_device_functions_are_free_for_kernels(arch: str, tmp_path: Path) -> None:
     """CUDA has `max` for integers and for reals, so no kernel with C linkage may be called that."""
     kernels = [replace(to_kernel(first(kernel("softmax", dtype, M=8, N=64))[0], SM90), name=name)

@@ -132,7 +132,7 @@ def test_mappings_with_copies_are_right_on_numpy(mapping: str, dtype: str) -> No
 
 
 @needs_nvcc
-@pytest.mark.parametrize("arch", ["80", "90a"])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 def test_wide_sources_compile(arch: str, tmp_path: Path) -> None:
     for n, dtype in enumerate(("f32", "bf16", "f16")):
         kernels = [lowered("softmax", dtype, ROW, M=4, N=1000)]

@@ -20,7 +20,7 @@ from torch._dynamo.backends.registry import register_backend
 from rung.core import trace
 from rung.core.errors import LoweringError, RungError, Unsupported
 from rung.core.expr import Expr
-from rung.core.op import Func, Value
+from rung.core.op import Value
 from rung.core.options import MODES, Options
 from rung.core.types import INDEX
 from rung.frontends.torch import compat
@@ -34,8 +34,8 @@ from rung.frontends.torch.types import hints_of
 log = logging.getLogger("rung")
 DEFAULTS = Options()
 Run = Callable[[list[Any]], Sequence[Any]]
-CompileProgram = Callable[[Func, Options, Sequence[Any], Mapping[str, int]], Run]
-"""What makes a callable of a program, its constants and the sizes to expect."""
+Compiled = Callable[[Imported, Options, Mapping[str, int]], Run]
+"""What makes a callable of an imported graph and the sizes to expect."""
 
 
 @dataclass(eq=False)  # torch gives it attributes of its own
@@ -43,7 +43,7 @@ class Backend:
     """What `torch.compile` calls. `targets` are the names that options may give; `verified` gives a
     callable that compares a share of its calls with the graph."""
 
-    compile_program: CompileProgram
+    compiled: Compiled
     verified: Callable[[Run, fx.GraphModule, Imported, Options], Run]
     targets: tuple[str, ...]
 
@@ -77,8 +77,7 @@ class Backend:
                     raise Unsupported("a graph with tokens cannot be run twice, as verify does")
                 inputs = list(example_inputs)
                 drop(inputs, imported.tokens)
-                run = self.compile_program(imported.func, options, imported.constants,
-                                           hints_of(imported.func, inputs))
+                run = self.compiled(imported, options, hints_of(imported.func, inputs))
             run = without_tokens(with_results(run, imported), imported.tokens)
             if options.verify:
                 run = compat.boxed(self.verified(run, gm, imported, options))

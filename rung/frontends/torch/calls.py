@@ -14,7 +14,7 @@ from rung.core.expr import Expr
 from rung.core.op import Value
 from rung.core.types import DType, TensorType, dtype_of, shape_of
 from rung.frontends.torch.higher import APPLY
-from rung.frontends.torch.tensors import DTYPES, HOST_CALLS
+from rung.frontends.torch.tensors import DTYPES, HOST, memory_on
 from rung.program.ir import Call, Composite
 
 
@@ -27,11 +27,12 @@ def overload(target: str) -> torch._ops.OpOverload:
 
 
 @cache
-def callee(target: str) -> Callable[..., object]:
-    """What a call's target names: one of the host's own, an operator, or a function of numbers such
-    as `math.floor`."""
-    if target in HOST_CALLS:
-        return HOST_CALLS[target]
+def callee(target: str, home: torch.device = HOST) -> Callable[..., object]:
+    """What a call's target names: a copy, or memory as it is on a device, which every front end
+    has; an operator, or a function of numbers such as `math.floor`."""
+    own: dict[str, Callable[..., object]] = {"copy": torch.clone, "empty": memory_on(home)}
+    if target in own:
+        return own[target]
     found: Callable[..., object] = (overload if target.count(".") == 2 else resolve_name)(target)
     return found
 

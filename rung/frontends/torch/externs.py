@@ -1,12 +1,22 @@
 """ATen as the rungs below know it: the table of meanings, the oracle, and the operators to call."""
 
+from functools import cache, partial
+
 import torch
 
 from rung.frontends.torch import aten, calls, compat, oracle, titles
-from rung.frontends.torch.tensors import TENSORS
+from rung.frontends.torch.tensors import HOST, tensors_on
 from rung.program.externs import Externs, Profiler
 
-TORCH = Externs(
-    aten.lower, oracle.run, calls.callee, TENSORS, lambda: str(torch.__version__), calls.gives_one,
-    calls.text, titles.title, ("aten", *compat.libraries()),
-    Profiler(compat.PROFILER, compat.is_profiled, compat.recorded))
+
+@cache
+def torch_on(home: torch.device) -> Externs:
+    """ATen for programs that run on a device."""
+    return Externs(
+        aten.lower, oracle.run, partial(calls.callee, home=home), tensors_on(home),
+        lambda: f"{torch.__version__} {home}", calls.gives_one, calls.text, titles.title,
+        ("aten", *compat.libraries()),
+        Profiler(compat.PROFILER, compat.is_profiled, compat.recorded))
+
+
+TORCH = torch_on(HOST)

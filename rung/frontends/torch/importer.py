@@ -46,8 +46,8 @@ from rung.frontends.torch.compat import (
 from rung.frontends.torch.higher import APPLY, FUNCTION, Applied, View
 from rung.frontends.torch.promises import is_promised, promise
 from rung.frontends.torch.sources import origin_of
+from rung.frontends.torch.tensors import HOST
 from rung.frontends.torch.types import (
-    HOST,
     TORCH_DTYPES,
     order_of,
     to_expr,
@@ -76,10 +76,11 @@ def home_of(gm: fx.GraphModule) -> torch.device:
     """The device that a graph runs on: the one accelerator that a tensor of it is on, or the host.
     Unsupported if there are several, or tensors without memory."""
     found = {x.device for node in gm.graph.nodes for x in _leaves(node.meta.get("val"))
-             if isinstance(x, torch.Tensor)} - {HOST}
-    if len(found) > 1 or any(d.type != "cuda" for d in found):
+             if isinstance(x, torch.Tensor)}
+    others = found - {HOST}
+    if len(others) > 1 or any(d.type != "cuda" for d in others):
         raise Unsupported(f"tensors on {' and '.join(sorted(map(str, found)))}")
-    return found.pop() if found else HOST
+    return others.pop() if others else HOST
 
 
 def import_graph(gm: fx.GraphModule, name: str = "main",
@@ -380,7 +381,10 @@ class _Importer:
         memory = memory_of(str(op))
         if memory != "unwritten" and not (given and isinstance(given[0][1], Value)):
             memory = ""  # what it would be of is no tensor of the graph
-        self._add(node, program.Call(str(op), given, types, effect, states, memory), val)
+        made = tuple(val) if isinstance(val, tuple | list) else ()
+        places = tuple(n for n, x in enumerate(made) if x is not None)
+        self._add(node, program.Call(str(op), given, types, effect, states, memory,
+                                     places if len(places) < len(made) else ()), val)
 
     def _home(self, value: Value) -> Value:
         """A tensor without dimensions that lies on the host, where the program runs: a copy, or,
@@ -389,11 +393,12 @@ class _Importer:
             op = next((op for op in reversed(self.ops) if value in op.results), None)
             if isinstance(op, program.Call) and op.target == "aten.lift_fresh_copy.default":
                 return self._home(op.args[0][1])
-            made = self._value(value.name, replace(value.type, device=""))  # type: ignore[call-arg]
-            path = next((p for p, (v, _) in self.constants.items() if v is value), "")
-            if path:
+            assert isinstance(value.type, TensorType)
+            made = self._value(value.name, replace(value.type, device=""))
+            found = next((x for v, x in self.constants.values() if v is value), None)
+            if isinstance(found, torch.Tensor):
                 made = replace(made, role="const")
-                self.constants[f"{path}@home"] = made, self.constants[path][1].to(self.home)
+                self.constants[f"{made.name}()"] = made, found.to(self.home)
             else:
                 self._compute(made, "aten._to_copy.default", (value,), device=f"device:{self.home}")
             self.homes[value] = made

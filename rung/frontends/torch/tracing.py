@@ -105,8 +105,9 @@ def dropout_(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
 
 
 def native_dropout(x: torch.Tensor, p: float, train: bool | None) -> Any:
-    """(result, what was kept) with the bits of `F.dropout`: one draw, in the order of memory."""
-    if train is False or not isinstance(p, float) or not x.is_floating_point():
+    """(result, what was kept) with the bits of `F.dropout`: one draw, in the order of memory. On
+    CUDA, eager itself calls the operator."""
+    if train is False or not isinstance(p, float) or not x.is_floating_point() or x.is_cuda:
         return NotImplemented
     order = compat.memory_order(x)
     unset = torch.empty([x.shape[d] for d in order], dtype=torch.bool, device=x.device)
@@ -117,7 +118,7 @@ def native_dropout(x: torch.Tensor, p: float, train: bool | None) -> Any:
 
 
 def native_dropout_backward(grad: torch.Tensor, kept: torch.Tensor, scale: float) -> Any:
-    if not isinstance(scale, float) or not grad.is_floating_point():
+    if not isinstance(scale, float) or not grad.is_floating_point() or grad.is_cuda:
         return NotImplemented
     return grad * noise(kept, 1 / scale if scale else 0, grad.dtype)
 

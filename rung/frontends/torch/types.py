@@ -15,7 +15,6 @@ from rung.core.types import BOOL, FLOAT, INDEX, DType, TensorType, Type, VecType
 from rung.frontends.torch.compat import Sympy, size_expr
 from rung.frontends.torch.tensors import DTYPES
 
-HOST = torch.device("cpu")
 TORCH_DTYPES: dict[torch.dtype, DType] = {theirs: ours for ours, theirs in DTYPES.items()}
 
 

@@ -50,12 +50,19 @@ def command_for(machine: Machine) -> tuple[str, ...]:
     return (*_known()[0], *COMMON, *flags(machine), *(("-fopenmp",) if openmp() else ()))
 
 
-def build_extension(source: str, headers: Path) -> Path:
-    """The library of an extension module of the Python whose headers these are."""
-    return _library([source], (*_known()[0], *COMMON, f"-I{headers}"), ())
+def build_plain(source: str, *flags: str) -> Path:
+    """The library of a source without kernels, which any CPU of this kind runs."""
+    return _library([source], (*_known()[0], *COMMON, *flags), ())
 
 
-def _library(sources: Sequence[str], command: Sequence[str], libraries: Sequence[str]) -> Path:
+def build_cpp(source: str, options: Sequence[str], libraries: Sequence[str], least: str) -> Path:
+    """The library of one C++ source, by the C compiler, which knows C++ where that is installed;
+    `least` is the shortest source that these options take."""
+    return _library([source], (*_known()[0], "-x", "c++", *options), libraries, least)
+
+
+def _library(sources: Sequence[str], command: Sequence[str], libraries: Sequence[str],
+             least: str = "") -> Path:
     key = sha256("\0".join([*sources, *command, *libraries, version()]).encode()).hexdigest()
     if keep := Settings.from_environment().keep:
         keep.mkdir(parents=True, exist_ok=True)
@@ -63,7 +70,7 @@ def _library(sources: Sequence[str], command: Sequence[str], libraries: Sequence
             (keep / f"{key[:16]}{f'_{n}' if n else ''}.c").write_text(source)
     found = find(f"{key}.so")
     trace.emit("fired" if found else "declined", "cache", key)
-    return found or _compile(sources, command, libraries, f"{key}.so")
+    return found or _compile(sources, command, libraries, f"{key}.so", least)
 
 
 def find(library: str) -> Path | None:
@@ -172,7 +179,7 @@ def _loaded(name: str) -> str:
 
 
 def _compile(sources: Sequence[str], command: Sequence[str], libraries: Sequence[str],
-             name: str) -> Path:
+             name: str, least: str) -> Path:
     """Where the library lies after it was made. Where none can be made here, the error is the same
     for every source."""
     compiler()
@@ -183,11 +190,11 @@ def _compile(sources: Sequence[str], command: Sequence[str], libraries: Sequence
             return path
         why = f"a compiled library cannot be loaded: {why}"
     except _Refused as refused:
-        if not (why := _fault(tuple(command), tuple(libraries))):
+        if not (why := _fault(tuple(command), tuple(libraries), least)):
             raise refused.kept(name) from None
     except OSError as error:
         why = f"no kernel could be compiled: {error.strerror or error}"
-    raise TargetCompileError(_fault(tuple(command), tuple(libraries)) or why)
+    raise TargetCompileError(_fault(tuple(command), tuple(libraries), least) or why)
 
 
 def _made(sources: Sequence[str], command: Sequence[str], libraries: Sequence[str]) -> bytes:
@@ -235,7 +242,7 @@ class _Refused(Exception):
                                   str(source), words, command)
 
 
-def _fault(command: tuple[str, ...], libraries: tuple[str, ...]) -> str:
+def _fault(command: tuple[str, ...], libraries: tuple[str, ...], least: str) -> str:
     """Why nothing at all can be compiled here, and what to do; "" if it can."""
     try:
         where = tempfile.gettempdir()
@@ -243,14 +250,14 @@ def _fault(command: tuple[str, ...], libraries: tuple[str, ...]) -> str:
             return f"there is no room to compile in {where}: make some, or set TMPDIR"
     except OSError as error:
         return f"there is no folder to compile in: {error.strerror or error}; set TMPDIR"
-    return _probed(command, libraries, where)
+    return _probed(command, libraries, where, least)
 
 
 @cache
-def _probed(command: tuple[str, ...], libraries: tuple[str, ...], where: str) -> str:
-    """What is wrong with a compiler that makes no library of an empty source."""
+def _probed(command: tuple[str, ...], libraries: tuple[str, ...], where: str, least: str) -> str:
+    """What is wrong with a compiler that makes no library of an empty source, or the least."""
     try:
-        empty = store.own(store.Entry(Path("empty.so"), _made([""], command, libraries)))
+        empty = store.own(store.Entry(Path("empty.so"), _made([least], command, libraries)))
         if not (why := _unloadable(empty.path)):
             return ""
         if os.statvfs(where).f_flag & os.ST_NOEXEC:

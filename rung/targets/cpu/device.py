@@ -13,10 +13,10 @@ from rung.targets.base import buffers_of, symbols_of
 from rung.targets.cpu import glue, pool
 from rung.targets.cpu.build import build, command_for, find, version
 from rung.targets.cpu.emit import emit_units
-from rung.targets.cpu.libraries import called
+from rung.targets.cpu.libraries import LIBRARIES
 from rung.targets.cpu.machine import NEEDS, features
-from rung.targets.device import Device, Launch, Memory, Signature, Stretch, Workspaces
-from rung.tile.mapping import Mapping as TileMapping
+from rung.targets.device import Device, Launch, Memory, Refuse, Signature, Stretch, Workspaces
+from rung.targets.libraries import called
 
 
 class Cpu(Device):
@@ -43,15 +43,14 @@ class Cpu(Device):
         path = find(library)
         return bound(path, (), stretches) if path else None
 
-    def bind(self, signature: Signature, launch: Launch, slow: Launch, **rest: Any
-             ) -> Launch:
+    def bind(self, signature: Signature, launch: Launch, slow: Launch, refuse: Refuse,
+             **rest: Any) -> Launch:
         assert isinstance(launch, NativeStretch)
-        return glue.bind(signature, launch.entry, launch.layout, launch.library, slow, **rest)
+        return glue.bind(signature, launch.entry, launch.layout, launch.library, slow, refuse,
+                         **rest)
 
     def call(self, kernel: Func) -> Launch:
-        mapping: TileMapping = kernel.attr("mapping")
-        (use,) = mapping.uses
-        return called(use.atom, kernel, [v.name for v in buffers_of(kernel)])
+        return called(LIBRARIES, kernel)
 
 
 DEVICE = Cpu
@@ -70,13 +69,17 @@ class NativeStretch:
     def __call__(self, addresses: Sequence[int], sizes: Sequence[int]) -> tuple[int, int, int]:
         return self._given(self.run, addresses, sizes)
 
+    def words(self) -> tuple[int, int]:
+        """What the entry is told where it leaves its error word."""
+        return 0, 0
+
     def step(self, n: int, addresses: Sequence[int], sizes: Sequence[int]) -> tuple[int, int, int]:
         """One step of the stretch alone."""
         return self._given(self.one, addresses, sizes, ctypes.c_long(n), 1)
 
     def _given(self, run: Launch, addresses: Sequence[int], sizes: Sequence[int], *rest: object
                ) -> tuple[int, int, int]:
-        found = (ctypes.c_long * 2)()
+        found = (ctypes.c_long * 2)(*self.words())
         site = run((ctypes.c_void_p * len(addresses))(*addresses),
                    (ctypes.c_long * len(sizes))(*sizes), found, *rest)
         return site, found[0], found[1]

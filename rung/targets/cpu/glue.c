@@ -29,7 +29,7 @@ typedef struct {
   struct { uint32_t major, minor; } version;
   void *previous, *allocate, *managed_from_object, *object_from_managed;
   int (*tensor_from_object)(void *object, Tensor *out);
-  void *stream;
+  int (*stream)(int32_t kind, int32_t id, void **out);
 } Exchange;
 
 enum { CPU = 1, LOWEST = 1 << 16 };
@@ -46,6 +46,9 @@ typedef struct {
   const Exchange *torch;
   long (*entry)(char *const *addresses, const long *sizes, long *found);
   void (*layout)(const long *sizes, long *layout);
+  long (*here)(void); /* whether this thread may launch; NULL: it always may */
+  long base;          /* what the entry is told beside the stream */
+  int kind, device;   /* where the tensors lie */
   Py_ssize_t count, given, sizes, made, ranks, results;
   int boxed;
   long *kinds, *made_ranks, *order; /* one block of memory, at `kinds` */
@@ -59,7 +62,7 @@ static int known_class(const Stretch *f, PyObject *x) {
 
 static int read_tensor(const Stretch *f, PyObject *x, long kind, Tensor *out) {
   if (!known_class(f, x) || f->torch->tensor_from_object(x, out)) return 0;
-  return out->device.kind == CPU && out->dtype.lanes == 1 &&
+  return out->device.kind == f->kind && out->device.id == f->device && out->dtype.lanes == 1 &&
          (out->dtype.code | (long)out->dtype.bits << 8 | (long)out->rank << 16) == kind;
 }
 
@@ -120,6 +123,11 @@ static PyObject *run(const Stretch *f, PyObject *const *given) {
     }
   }
   if (PyErr_Occurred()) { PyErr_Clear(); return NULL; }
+  if (f->here && !f->here()) return NULL;
+  if (f->kind != CPU) {
+    if (f->torch->stream(f->kind, f->device, (void **)&found[0])) return NULL;
+    found[1] = f->base;
+  }
   f->layout(sizes, layout);
   for (t = 0; t < f->given; t++, at += 2 * tensors[t - 1].rank)
     if (!has_layout(&tensors[t], at, at + tensors[t].rank)) return NULL;
@@ -205,18 +213,20 @@ static Py_ssize_t copy_numbers(PyObject *tuple, long *out) {
 }
 
 /* Stretch(exchange, entry, layout, kinds, ranks of results, dtypes of results, order, boxed,
-   constants, classes, empty, slow, refuse, owner, profiler, key) */
+   constants, classes, empty, slow, refuse, owner, profiler, key, kind and number of the device,
+   here, base) */
 static PyObject *new_stretch(PyTypeObject *type, PyObject *args, PyObject *names) {
   PyObject *exchange, *kinds, *ranks, *order;
-  unsigned long long entry, layout;
+  unsigned long long entry, layout, here;
   Stretch *f = (Stretch *)type->tp_alloc(type, 0);
   if (!f) return NULL;
   f->vectorcall = call;
-  if (!PyArg_ParseTuple(args, "OKKO!O!O!O!pO!O!OOOOO!U", &exchange, &entry, &layout,
+  if (!PyArg_ParseTuple(args, "OKKO!O!O!O!pO!O!OOOOO!UiiKl", &exchange, &entry, &layout,
                         &PyTuple_Type, &kinds, &PyTuple_Type, &ranks, &PyTuple_Type, &f->dtypes,
                         &PyTuple_Type, &order, &f->boxed, &PyTuple_Type, &f->constants,
                         &PyTuple_Type, &f->classes, &f->empty, &f->slow, &f->refuse, &f->owner,
-                        &PyDict_Type, &f->profiler, &f->key)) {
+                        &PyDict_Type, &f->profiler, &f->key, &f->kind, &f->device, &here,
+                        &f->base)) {
     f->dtypes = f->constants = f->classes = f->empty = f->slow = f->refuse = f->owner = NULL;
     f->profiler = f->key = NULL;
     Py_DECREF(f);
@@ -227,6 +237,7 @@ static PyObject *new_stretch(PyTypeObject *type, PyObject *args, PyObject *names
   Py_INCREF(f->key);
   f->entry = (long (*)(char *const *, const long *, long *))(uintptr_t)entry;
   f->layout = (void (*)(const long *, long *))(uintptr_t)layout;
+  f->here = (long (*)(void))(uintptr_t)here;
   f->torch = PyCapsule_GetPointer(exchange, "dlpack_exchange_api");
   Py_ssize_t total = PyTuple_GET_SIZE(kinds) + PyTuple_GET_SIZE(ranks) + PyTuple_GET_SIZE(order);
   f->kinds = PyMem_Calloc(total + 1, sizeof(long));

@@ -9,15 +9,15 @@ from __future__ import annotations
 import importlib.machinery
 import importlib.util
 import sysconfig
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from rung.core import trace
 from rung.core.errors import TargetCompileError
-from rung.targets.cpu.build import build_extension
-from rung.targets.device import Launch, Signature
+from rung.targets.cpu.build import build_plain
+from rung.targets.device import Launch, Refuse, Signature
 
 SOURCE = Path(__file__).with_name("glue.c")
 CODES = {"f64": (2, 64), "f32": (2, 32), "bf16": (4, 16), "f16": (2, 16), "i64": (0, 64),
@@ -37,11 +37,13 @@ def kind_of(kind: str) -> int:
 
 
 def bind(signature: Signature, entry: int, layout: int, owner: object, slow: Launch,
-         refuse: Callable[[int, int, int], None], empty: Callable[..., object], native: Any,
-         profiler: tuple[dict[str, Any], str], constants: Sequence[object] = ()) -> Launch:
+         refuse: Refuse, native: Any, profiler: tuple[dict[str, Any], str],
+         constants: Sequence[object] = (), base: int = 0, here: int = 0) -> Launch:
     """`slow`, done in C where that can be. `entry` and `layout` are addresses in a library that
     `owner` keeps loaded; `refuse` raises the error of a check; `native` is how C reads tensors;
-    the item of a dictionary that is `profiler` is True while one runs."""
+    the item of a dictionary that is `profiler` is True while one runs. `here` is the address of a
+    function that says whether this thread may launch, if there is one, and `base` is given to the
+    entry."""
     module = glue() if native else None
     if module is None:
         return slow
@@ -49,8 +51,8 @@ def bind(signature: Signature, entry: int, layout: int, owner: object, slow: Lau
     bound: Launch = module.Stretch(
         native.exchange, entry, layout, tuple(map(kind_of, signature.kinds)),
         tuple(int(r) for _, _, r in made), tuple(native.dtypes[dtype] for dtype, _, _ in made),
-        signature.results, signature.boxed, tuple(constants), native.classes, empty, slow, refuse,
-        owner, *profiler)
+        signature.results, signature.boxed, tuple(constants), native.classes, native.empty, slow,
+        refuse, owner, *profiler, *native.place, here, base)
     return bound
 
 
@@ -63,7 +65,7 @@ def glue() -> Any:
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
         return _without("this Python has no GIL")
     try:
-        path = build_extension(SOURCE.read_text(), headers)
+        path = build_plain(SOURCE.read_text(), f"-I{headers}")
         loader = importlib.machinery.ExtensionFileLoader("rung_glue", str(path))
         spec = importlib.util.spec_from_file_location("rung_glue", path, loader=loader)
         assert spec is not None

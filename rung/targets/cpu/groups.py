@@ -101,7 +101,7 @@ class GroupEmitter(Emitter):
         count, axes = dict(inner)[op.axis], sorted(t.unroll, key=lambda axis: axis in inner)
         for first in range(0, count, group):
             for point in spread(dict.fromkeys(axes)):
-                name = label(op.result, tuple((a, point[a]) for a, _ in t.unroll))
+                name = label(op.result, tuple((a, point[a]) for a, _ in t.unroll), self.names)
                 args = [self._named(v, point, op.axis, first, t.lanes) for v in (op.a, op.b)]
                 old = name if first else self.get(op.c, point)
                 kind = "" if first else f"{self.p.type(t.dtype, t.lanes)} "
@@ -110,7 +110,7 @@ class GroupEmitter(Emitter):
             self._without_excess(op, group, count)
         for point in points(op.result):
             at = tuple(point.items())
-            self.text[op.result, at] = label(op.result, at)
+            self.text[op.result, at] = label(op.result, at, self.names)
 
     def _without_excess(self, op: Apply, group: int, count: int) -> None:
         """What a step summed too much, the same for all that read one part of the operand."""
@@ -126,7 +126,7 @@ class GroupEmitter(Emitter):
                     text = self.p.call(f"{op.name}_excess", t.dtype, t.lanes, [text, word])
                 found[words] = f"{words[0]}_excess"
                 self.line(f"const {self.p.type(t.dtype, t.lanes)} {found[words]} = {text};")
-            name = label(op.result, tuple(point.items()))
+            name = label(op.result, tuple(point.items()), self.names)
             less = self.p.call("sub", t.dtype, t.lanes, [name, found[words]])
             self.line(f"{name} = {less};")
 
@@ -136,7 +136,7 @@ class GroupEmitter(Emitter):
         t = value.type
         assert isinstance(t, VecType)
         at = {a: point[a] for a, _ in t.unroll if a != axis}
-        name = f"{label(value, tuple(at.items()))}__{first}"
+        name = f"{label(value, tuple(at.items()), self.names)}__{first}"
         key = value, (*at.items(), (axis, first), ("", 0))  # a word is no member of its family
         if key not in self.text:
             text = self._word(value, at, axis, first, lanes)

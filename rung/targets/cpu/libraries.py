@@ -8,28 +8,23 @@ matrices are tiny.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
-from operator import itemgetter
-from typing import TYPE_CHECKING
 
 from rung.core.cost import known
 from rung.core.expr import Expr
-from rung.core.machine import Atom, Machine, Operand
+from rung.core.machine import Machine
 from rung.core.op import Func
-from rung.core.types import BF16, F32, I8, DType, TensorType, Type, dtype_of, shape_of
+from rung.core.types import BF16, F32, I8, TensorType, Type, dtype_of
 from rung.loop.ir import extents_of
 from rung.targets.cpu.machine import features
-from rung.tile.match import Library, LibraryCall, Tensor, call_of
-
-if TYPE_CHECKING:
-    import torch
+from rung.targets.libraries import BYTES, LINEAR, MATMUL, POSTS, Seconds, matmul
+from rung.tile.match import LibraryCall
 
 SKINNY = 8  # rows below which a library's matmul is bound by how it streams the matrix
 
 
-def _seconds(share: float, dispatch: float
-             ) -> Callable[[LibraryCall, Func, Machine, Mapping[str, int]], float]:
+def _seconds(share: float, dispatch: float) -> Seconds:
     def seconds(call: LibraryCall, kernel: Func, machine: Machine, hints: Mapping[str, int]
                 ) -> float:
         extents, dtype = extents_of(kernel), dtype_of(call.tensors["a"].buffer.type)
@@ -49,35 +44,11 @@ def _seconds(share: float, dispatch: float
     return seconds
 
 
-def _meaning(dtype: DType, batch: bool, linear: bool, bias: bool, post: str) -> str:
-    """post(sum over k of a*b, plus bias), in the computing type, rounded once at the end."""
-    wide, made = {BF16: ("f32({})", "round_bf16({})"), I8: ("i32({})", "{}")}.get(
-        dtype, ("{}", "{}"))
-    acc = "i32" if dtype == I8 else "f32"
-    size, at = ("s3,", "h,") if batch else ("", "")
-    shape, turn = ("s1,s2", "j,k") if linear else ("s2,s1", "k,j")
-    a, b = wide.format(f"a[{at}i,k]"), wide.format(f"b[{at}{turn}]")
-    total = f"mm + {wide.format('bias[j]')}" if bias else "mm"
-    return (f"kernel matmul(a: {dtype}[{size}s0,s2], b: {dtype}[{size}{shape}]"
-            f"{f', bias: {dtype}[s1]' * bias}) -> y: {acc if dtype == I8 else dtype}[{size}s0,s1]\n"
-            f"  mm = contract add mul {a}, {b} over k s2 : {acc} over {at}i,j acc {acc}\n"
-            f"  y[{at}i,j] = {made.format(f'{post}({total})' if post else total)}\n")
-
-
-def _entry(name: str, seconds: Callable[[LibraryCall, Func, Machine, Mapping[str, int]], float],
-           dtype: DType, *, batch: bool = False, bias: bool = False, post: str = "") -> Library:
-    linear = name == LINEAR
-    operands = (Operand("dram", turns=not linear),) * 2 + (Operand("dram"),) * bias
-    return Library(Atom(name, _meaning(dtype, batch, linear, bias, post), operands), seconds)
-
-
-MATMUL, LINEAR, BYTES = "aten.matmul", "onednn.linear", "aten.int_mm"
-POSTS = ("", "relu")  # epilogues that oneDNN computes
 LIBRARIES = (
-    *(_entry(MATMUL, _seconds(0.40, 5e-6), dtype, batch=batch, bias=bias) for dtype in (F32, BF16)
+    *(matmul(MATMUL, _seconds(0.40, 5e-6), dtype, batch=batch, bias=bias) for dtype in (F32, BF16)
       for batch, bias in ((False, False), (True, False), (False, True))),
-    _entry(BYTES, _seconds(0.40, 5e-6), I8),
-    *(_entry(LINEAR, _seconds(0.78, 18e-6), F32, bias=bias, post=post)
+    matmul(BYTES, _seconds(0.40, 5e-6), I8),
+    *(matmul(LINEAR, _seconds(0.78, 18e-6), F32, bias=bias, post=post)
       for bias in (False, True) for post in POSTS))
 
 
@@ -109,63 +80,3 @@ def keeps_call(call: str, operands: Sequence[Type], hints: Mapping[str, int], ma
     if call == ATTENTION:
         return queries >= QUERIES
     return first.dtype != BF16 or queries >= HALF_QUERIES
-
-
-def called(name: str, kernel: Func, names: Sequence[str]) -> Callable[..., torch.Tensor]:
-    """What runs a kernel on tensors given in the order of `names`, its parameters; it makes the
-    output, or computes it in its own memory if that is given."""
-    entry, call = next((x, call) for x in LIBRARIES if x.atom.name == name
-                       if (call := call_of(x.atom, kernel)))
-    a, b, bias, out = (_taken(x, names) if (x := call.tensors.get(t)) else None
-                       for t in ("a", "b", "bias", "y"))
-    assert a and b and out
-    make, y = _matmul(entry.atom, call), call.tensors["y"]
-    spread, result = _subscript(y, None), names.index(y.buffer.name)
-
-    def run(*tensors: torch.Tensor) -> torch.Tensor:
-        made = make(a(tensors), b(tensors), bias(tensors) if bias else None,
-                    out(tensors) if len(tensors) > result else None)
-        return made[spread] if spread else made
-
-    return run
-
-
-def _subscript(x: Tensor, one: int | None) -> tuple[slice | int | None, ...]:
-    """Takes all along the dimensions that axes run along, `one` for the others, which have size 1;
-    empty where there are none of those."""
-    rank = len(shape_of(x.buffer.type))
-    if len(x.dims) == rank:
-        return ()
-    return tuple(slice(None) if n in x.dims else one for n in range(rank))
-
-
-def _taken(x: Tensor, names: Sequence[str]) -> Callable[[Sequence[torch.Tensor]], torch.Tensor]:
-    """Takes an operand from the tensors, without its dimensions of size 1."""
-    place, subscript = names.index(x.buffer.name), _subscript(x, 0)
-    return (lambda tensors: tensors[place][subscript]) if subscript else itemgetter(place)
-
-
-def _matmul(atom: Atom, call: LibraryCall) -> Callable[..., torch.Tensor]:
-    """Of a, b, the bias and the output's memory, the last two or None."""
-    import torch
-
-    if atom.name == LINEAR:
-        linear = torch.ops.mkldnn._linear_pointwise.default
-        post = next((x for x in POSTS if x and f"{x}(" in atom.meaning), "none")
-        return lambda a, b, bias, out: _into(out, linear(a, b, bias, post, [], ""))
-    turn_a, turn_b = (call.tensors[t].axes[-1] != call.axes[x] for t, x in (("a", "k"), ("b", "j")))
-    product = torch.bmm if "h" in call.axes else torch.mm
-    if atom.name == BYTES:
-        return lambda a, b, bias, out: _into(
-            out, torch._int_mm(a.mT if turn_a else a, b.mT if turn_b else b))
-
-    def run(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None,
-            out: torch.Tensor | None) -> torch.Tensor:
-        a, b = a.mT if turn_a else a, b.mT if turn_b else b
-        return product(a, b, out=out) if bias is None else torch.addmm(bias, a, b, out=out)
-
-    return run
-
-
-def _into(out: torch.Tensor | None, made: torch.Tensor) -> torch.Tensor:
-    return made if out is None else out.copy_(made)

@@ -6,20 +6,7 @@ in the cache and its pages are touched once.
 
 from __future__ import annotations
 
-from rung.targets.device import Memory
-
-ALIGN = 64
-
-
-class Workspace:
-    """At least `bytes` bytes from `address`, a multiple of 64."""
-
-    __slots__ = ("address", "bytes", "memory")
-
-    def __init__(self, count: int, memory: Memory):
-        self.memory, start = memory(count + ALIGN)
-        self.address = -(-start // ALIGN) * ALIGN
-        self.bytes = count
+from rung.targets.device import Memory, Workspace
 
 
 class Pool:

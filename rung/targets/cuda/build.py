@@ -22,7 +22,7 @@ from rung.core.errors import TargetCompileError
 from rung.targets.cuda import nvrtc
 
 KIND = "cuda"  # the cache's folder
-ARCH = "90a"
+ARCH = "sm_90a"
 OPTIONS = ("-std=c++17", "-fmad=false", "-lineinfo")
 NOTICES = ("C7508", "C7511")  # ptxas ignored setmaxnreg, or serialised wgmma
 NO_COMPILER = ("no CUDA compiler was found: install a CUDA build of torch, which brings NVRTC, or "
@@ -54,9 +54,10 @@ def command(source: Path, out: Path, arch: str = ARCH) -> list[str]:
     """The command that compiles a file; TargetCompileError if there is no compiler."""
     if library := nvrtc.library():
         return [sys.executable, "-I", nvrtc.__file__, library, str(source), str(out),
-                f"-arch=sm_{arch}", "--ptxas-options=-v", *OPTIONS]
+                f"-arch={arch}", "--ptxas-options=-v", *OPTIONS]
     if found := nvcc():
-        return [found, "-cubin", f"-gencode=arch=compute_{arch},code=sm_{arch}", "-Xptxas", "-v",
+        virtual = arch.replace("sm", "compute")
+        return [found, "-cubin", f"-gencode=arch={virtual},code={arch}", "-Xptxas", "-v",
                 *OPTIONS, "-o", str(out), str(source)]
     raise TargetCompileError(NO_COMPILER, str(source))
 

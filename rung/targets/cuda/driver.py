@@ -135,6 +135,13 @@ class Mapped:
         self.seen = there.value or 0  # where kernels see it
 
 
+def allocate(count: int) -> int:
+    """The address of so many bytes of the current device, for the life of the process."""
+    at = c_void_p()
+    call("cuMemAlloc_v2", byref(at), c_size_t(count))
+    return at.value or 0
+
+
 def store(at: int, number: int) -> None:
     """Write an address to memory of the current device, at once."""
     value = c_void_p(number)

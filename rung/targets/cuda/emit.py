@@ -66,6 +66,16 @@ def entry(func: Func, plain: bool = False) -> str:
     return f"{'plain' if plain else 'run'}_{func.name}"
 
 
+DECLARED = 'extern "C" { __device__ long *rung_found; __device__ int *rung_taken; }\n'
+"""Where checks report the first element at fault, and say that there is one."""
+
+
+def is_guarded(func: Func) -> bool:
+    """Whether a kernel reads or writes at places that data say, which may have failed a check."""
+    return any(isinstance(x, Value) for op in walk(func.body) if isinstance(op, Load | Store)
+               for x in op.subs)
+
+
 def launch_loops(func: Func, kind: str) -> list[For]:
     """The grid or thread loops of a kernel, outermost first."""
     return [op for op in walk(func.body) if isinstance(op, For) and KINDS.get(op.level) == kind]
@@ -131,6 +141,8 @@ class CudaEmitter(Emitter):
             self.line("extern __shared__ __align__(16) unsigned char arena[];")
         elif size:
             self.line(f"__shared__ __align__(16) unsigned char arena[{size}];")
+        if is_guarded(self.func):
+            self.line("if (rung_taken && *rung_taken) return;  // a check has failed")
         self.line("const unsigned tid = threadIdx.x;")
         if self.func.attr("persistent"):
             self._digits(THREAD, "tid")
@@ -226,7 +238,7 @@ class CudaEmitter(Emitter):
         """Declare the copies from `first` on, as one value; each is a part of it."""
         dtype, fill = dtype_of(op.buf.type), self.p.constant(op.fill, dtype_of(op.buf.type))
         mask = still_open([e.subs(first) for e in op.mask], 1)
-        name, size = label(op.result, tuple(first.items())), dtype.bytes
+        name, size = label(op.result, tuple(first.items()), self.names), dtype.bytes
         kind = access.wide_type(self.p.storage(dtype), size, wide.count)
         if mask is not None:
             place = self._pointer(op.buf, *self._offset(op.buf, op.subs, first), first)
@@ -380,7 +392,8 @@ def emit(kernels: Sequence[Func], ptx: bool = True) -> str:
     prelude = CudaPrelude(ptx)
     bodies = "\n\n".join(text for k in kernels
                          for text in _versions(insert_barriers(k, ("shared",)), prelude))
-    return "\n".join([prelude.text(), helpers(bodies, ptx), bodies, ""])
+    declared = DECLARED if "rung_taken" in bodies else ""
+    return "\n".join([declared + prelude.text(), helpers(bodies, ptx), bodies, ""])
 
 
 def _versions(kernel: Func, prelude: CudaPrelude) -> Iterator[str]:

@@ -1,14 +1,16 @@
 """Random legal mappings of known kernels, which must all give the answer of the kernel itself.
 
 `kernel("softmax", "f32", M=5, N=100)` gives a kernel; `difference(kernel, machine)` lowers it by
-its mapping and says how far its Kernel IR is from its Loop IR; `legal` draws mappings for it.
+its mapping and says how far its Kernel IR is from its Loop IR; `legal` draws mappings for it, and
+`launches` runs its source on a device that reads the host's memory.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -19,12 +21,13 @@ from rung.core.machine import GRID, SEQ, THREAD, UNROLL, VECTOR, Machine
 from rung.core.op import Func
 from rung.core.parse import parse_module
 from rung.core.scalar import round_bf16
-from rung.core.types import dtype_of, shape_of
+from rung.core.types import BF16, dtype_of, shape_of
 from rung.kernel import ir as kir
 from rung.kernel.moves import Engine
 from rung.loop import ir as loop
 from rung.targets import TARGETS
-from rung.targets.base import target
+from rung.targets.base import Target, buffers_of, symbols_of, target
+from rung.targets.device import Launched, Stretch, device
 from rung.tile import mapping as tile
 from rung.tile.complete import contractions, with_buffers, with_values
 from rung.tile.legality import is_legal
@@ -150,16 +153,45 @@ def arguments(func: Func, sizes: Mapping[str, int], seed: int = 0) -> dict[str, 
     return found
 
 
+Run = Callable[[dict[str, np.ndarray], Mapping[str, int]], object]
+"""Runs a kernel on arrays, at given sizes."""
+
+
 def difference(func: Func, machine: Machine, sizes: Mapping[str, int] | None = None,
-               engine: type[Engine] = Engine, lowered: Func | None = None) -> float:
-    """The largest absolute difference between Loop IR and Kernel IR, NaN if one is not written."""
+               engine: type[Engine] = Engine, lowered: Func | None = None,
+               run: Run | None = None) -> float:
+    """The largest absolute difference between Loop IR and Kernel IR, or what `run` does, NaN if one
+    is not written."""
     lowered = lowered or to_kernel(func, machine)
     want, got = arguments(func, sizes or {}), arguments(func, sizes or {})
     loop.run_kernel(func, want)
-    kir.run_kernel_ir(lowered, got, engine)
+    if run:
+        run(got, sizes or {})
+    else:
+        kir.run_kernel_ir(lowered, got, engine)
     floats = [v.name for v in (*func.params, *func.outs) if dtype_of(v.type).is_float]
     gaps = [np.abs(want[n].astype("f8") - got[n].astype("f8")).max(initial=0) for n in floats]
     return float(np.max(gaps))  # NaN if there is one
+
+
+def launches(kernels: Sequence[Func], on: Target, source: str = "") -> list[Run]:
+    """What runs each of some kernels of Kernel IR on the device of a target, where one library has
+    them all; `source` if it is not what the target emits for them."""
+    alone = [Stretch(f"alone_{k.name}", tuple(v.type for v in buffers_of(k)), (), symbols_of(k), (
+        Launched(k.name, tuple((n, 0) for n in range(len(buffers_of(k)))), symbols_of(k)),))
+        for k in kernels]
+    loaded = device(on).load(kernels, source or on.emit(kernels), alone)
+
+    def run(kernel: Func, arrays: dict[str, np.ndarray], sizes: Mapping[str, int]) -> None:
+        held = {v: arrays[v.name] for v in buffers_of(kernel)}
+        halves = {v: (x.view(np.uint32) >> 16).astype(np.uint16) for v, x in held.items()
+                  if dtype_of(v.type) == BF16}
+        addresses = [halves.get(v, x).ctypes.data for v, x in held.items()]
+        loaded[f"alone_{kernel.name}"](addresses, [sizes[s] for s in symbols_of(kernel)])
+        for v, half in halves.items():
+            held[v][...] = (half.astype(np.uint32) << 16).view(np.float32)
+
+    return [partial(run, k) for k in kernels]
 
 
 # ---- random mappings
@@ -264,33 +296,39 @@ def legal(rng: random.Random, func: Func, machine: Machine, count: int, roles: b
 
 
 # ---- the fuzzer's part
-def wrong(seed: int) -> Iterator[tuple[str, str]]:
-    """(what is wrong, the kernel under its mapping) for a kernel, sizes and a machine by seed."""
+def wrong(seed: int, name: str = "") -> Iterator[tuple[str, str]]:
+    """(what is wrong, the kernel under its mapping) for a kernel, sizes and a machine by seed; if
+    it is the target called `name`, its device runs the kernel too."""
     rng = random.Random(seed)
-    name = rng.choice(list(SIZES))
+    title = rng.choice(list(SIZES))
     least = {"L": 4}  # positions in it are drawn below 4
     sizes: dict[str, int | str] = {n: x if n == "D" else rng.randint(least.get(n, 1), 2 * x)
-                                   for n, x in SIZES[name].items()}
+                                   for n, x in SIZES[title].items()}
     if rng.random() < 0.3:
-        sizes |= SYMBOLIC.get(name, {})
-    machine = target(rng.choice(list(TARGETS))).machine
-    func = kernel(name, "f32", "", machine.name, **sizes)
+        sizes |= SYMBOLIC.get(title, {})
+    drawn = rng.choice(list(TARGETS))
+    on = target(name or drawn)
+    func = kernel(title, "f32", "", on.name, **sizes)
     known = {f"s{n}": rng.randint(4, 40) for n in range(3)}
-    for mapping in legal(rng, func, machine, 2):
+    for mapping in legal(rng, func, on.machine, 2):
         mapped = func.with_attr("mapping", mapping)
-        if what := _wrong(mapped, machine, known):
-            shrunk = _least(mapped, lambda k: is_legal(func, k.attr("mapping"), machine)
-                           and bool(_wrong(k, machine, known)))
+        if what := _wrong(mapped, on, known, bool(name)):
+            shrunk = _least(mapped, lambda k: is_legal(func, k.attr("mapping"), on.machine)
+                           and bool(_wrong(k, on, known, bool(name))))
             yield what, f"# sizes {known}\n{shrunk}\n"
 
 
-def _wrong(mapped: Func, machine: Machine, known: Mapping[str, int]) -> str:
+def _wrong(mapped: Func, on: Target, known: Mapping[str, int], launched: bool) -> str:
     """How a mapped kernel fails, if it does."""
     try:
-        gap = difference(mapped, machine, known)
+        lowered = to_kernel(mapped, on.machine)
+        gaps = [difference(mapped, on.machine, known, lowered=lowered)]
+        if launched:
+            gaps += [difference(mapped, on.machine, known, lowered=lowered, run=run)
+                     for run in launches([lowered], on)]
     except Exception as error:
         return f"{type(error).__name__}: {error}"
-    return "" if gap < 1e-3 else f"{mapped.name} is off by {gap:.3g}"
+    return "" if (gap := float(np.max(gaps))) < 1e-3 else f"{mapped.name} is off by {gap:.3g}"
 
 
 def _least(mapped: Func, fails: Callable[[Func], bool]) -> Func:

@@ -31,7 +31,8 @@ ROUNDED = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 5e-2, torch
 @dataclass(frozen=True)
 class Request:
     """What the options of `fuzz` say: `kind` is programs, mappings or text; `minutes` 0 is no
-    limit; what is wrong is saved in the folder `out`."""
+    limit; what is wrong is saved in the folder `out`. Mappings are of any machine unless there is
+    a target, whose device then runs them."""
 
     seed: int = 0
     count: int = 100
@@ -147,7 +148,7 @@ def bound_of(program: Program) -> float:
 
 def _mappings(seeds: range, request: Request) -> Iterator[Wrong]:
     for seed in seeds:
-        for what, text in mappings.wrong(seed):
+        for what, text in mappings.wrong(seed, "" if request.target == "cpu" else request.target):
             yield Wrong(seed, what, ".ir", text)
 
 
