@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 from mapped import VOCABULARIES, difference
 
 from rung.core.op import Func
 from rung.core.parse import parse_module
+from rung.targets.base import target
 from rung.targets.cuda.candidates import candidates
 from rung.targets.cuda.machine import SM90
 from rung.targets.cuda.streaming import Stream, contiguous, power
 from rung.tile.legality import check
+from rung.tile.to_kernel import to_kernel
+from rung.tools.fuzz.mappings import launches
 
 
 def softmax(m: int | str, n: int | str, dtype: str = "bf16") -> Func:
@@ -79,12 +84,42 @@ def test_rows_of_unknown_length_are_read_in_each_pass() -> None:
         "i: grid * / j: seq *, thread 128, reg 8")
 
 
-@pytest.mark.parametrize("func", [
-    pointwise(1000), pointwise(7, 24), pointwise(3, 33), softmax(3, 4096), softmax(5, 40),
-    softmax(9, 1001), softmax(600, 64), softmax(2, 20000), colsum(33, 100), colsum(70, 64, "bf16")])
-def test_all_mappings_are_right_on_numpy(func: Func) -> None:
-    tried = [func.with_attr("mapping", m) for m in candidates(func, SM90, {})]
-    assert tried and all(difference(x, SM90) < 0.05 for x in tried)
+FUNCS = [
+    pointwise(1000), pointwise(7, 24), pointwise(3, 33), softmax(3, 4096), softmax(5, 1004),
+    softmax(9, 1001), softmax(600, 64), softmax(2, 20000), colsum(33, 100), colsum(70, 64, "bf16")]
+
+
+def lowered() -> list[tuple[Func, Func]]:
+    """Each function under each of its mappings, and its Kernel IR with a name of its own."""
+    mapped = [f.with_attr("mapping", m) for f in FUNCS for m in candidates(f, SM90, {})]
+    return [(x, replace(to_kernel(x, SM90), name=f"k{n}")) for n, x in enumerate(mapped)]
+
+
+def gaps(source: str) -> list[float]:
+    """How far what the emulator gets from a source is from the meaning, by kernel."""
+    made = lowered()
+    runs = launches([kernel for _, kernel in made], target("cuda-emulated"), source)
+    return [difference(x, SM90, lowered=kernel, run=run)
+            for (x, kernel), run in zip(made, runs, strict=True)]
+
+
+def test_all_mappings_are_right_on_numpy() -> None:
+    assert all(difference(x, SM90, lowered=kernel) < 0.05 for x, kernel in lowered())
+
+
+def test_sources_are_right_on_the_emulator() -> None:
+    source = target("cuda-emulated").emit([kernel for _, kernel in lowered()])
+    assert "Wide<" in source and max(gaps(source)) < 1e-3
+    plain = re.sub(r"\bplain_", "run_", re.sub(r"run_(k\d+\()(?=.*?plain_\1)", r"wide_\1", source,
+                                             flags=re.S))
+    assert plain.count("wide_") > 5 and max(gaps(plain)) < 1e-3
+
+
+@pytest.mark.parametrize(("right", "wrong"), [
+    ("a | (unsigned)b << 16", "b | (unsigned)a << 16"), (".at[3]", ".at[2]")])
+def test_the_emulator_sees_elements_in_the_wrong_places(right: str, wrong: str) -> None:
+    source = target("cuda-emulated").emit([kernel for _, kernel in lowered()])
+    assert right in source and max(gaps(source.replace(right, wrong))) > 1e-3
 
 
 def test_the_axis_along_memory_is_found_through_strides() -> None:
