@@ -45,6 +45,11 @@ def pointwise(*shape: int | str, dtype: str = "f32") -> Func:
                   f"  y[{axes}] = neg(x[{axes}])\n")
 
 
+def transposed(m: int, n: int) -> Func:
+    return parsed(f"kernel turn(x: f32[{m},{n}], b: f32[{m}]) -> y: f32[{n},{m}]\n"
+                  "  y[i,j] = x[j,i] + b[j]\n")
+
+
 def parsed(text: str) -> Func:
     return parse_module(text, VOCABULARIES)[0]
 
@@ -62,6 +67,8 @@ CHOSEN = [
     (pointwise(1 << 20, dtype="i8"), "i: grid *, thread 256, reg 8"),
     (pointwise(1 << 12, 64), "i: grid *, thread 16 / j: grid *, thread 16, reg 4"),
     (pointwise(1 << 12, 999), "i: grid * / j: grid *, thread 256"),
+    (transposed(4096, 2048), "i: grid *, reg 4, thread 16 / j: grid *, thread 16, reg 4"),
+    (transposed(4096, 8), "i: grid * / j: grid *, thread 32, reg 4"),
     (softmax(16384, 4096), "i: grid * / j: reg 4, thread 128, reg 8"),
     (softmax(16384, 1024), "i: grid *, thread 4 / j: reg 4, thread 32, reg 8"),
     (softmax(16384, 256), "i: grid *, thread 4 / j: thread 32, reg 8"),
@@ -86,7 +93,8 @@ def test_rows_of_unknown_length_are_read_in_each_pass() -> None:
 
 FUNCS = [
     pointwise(1000), pointwise(7, 24), pointwise(3, 33), softmax(3, 4096), softmax(5, 1004),
-    softmax(9, 1001), softmax(600, 64), softmax(2, 20000), colsum(33, 100), colsum(70, 64, "bf16")]
+    softmax(9, 1001), softmax(600, 64), softmax(2, 20000), colsum(33, 100), colsum(70, 64, "bf16"),
+    transposed(100, 200), transposed(77, 131)]
 
 
 def lowered() -> list[tuple[Func, Func]]:

@@ -31,7 +31,7 @@ def candidates(kernel: Func, machine: Machine, hints: Mapping[str, int] | None =
     stream = Stream(kernel, hints or {}, machine.cores)
     for drafts in (_tiles(kernel, hints or {}), _folds(stream),
                    _drafts(streaming.again(stream)), _rows(kernel),
-                   _drafts(streaming.flat(stream)), _flat(kernel)):
+                   _turned(stream), _drafts(streaming.flat(stream)), _flat(kernel)):
         if found := list(islice(_legal(kernel, machine, drafts), MOST)):
             yield from found
             return
@@ -44,7 +44,7 @@ def _legal(kernel: Func, machine: Machine, found: Iterable[Draft]) -> Iterator[t
         lines = tuple(tile.AxisLine(a, tuple(s for s in splits.get(a, (("seq", None),))
                                              if s[1] != 1 or len(splits[a]) == 1)) for a in order)
         drafts = [tile.Mapping(kernel.name, machine.name, lines, places, uses=uses)]
-        drafts += [replace(drafts[0], places=())] if places else []
+        drafts += [replace(drafts[0], places=())] if uses else []
         for draft in drafts:
             try:
                 made = with_values(kernel, draft, machine, "shared")
@@ -154,6 +154,10 @@ def _contiguous(kernel: Func) -> set[str]:
 
 
 # ---- pointwise
+def _turned(s: Stream) -> Iterator[Draft]:
+    return ((splits, (place,), ()) for splits, place in streaming.turned(s))
+
+
 def _flat(kernel: Func) -> Iterator[Draft]:
     """The last axis over threads, others over blocks; folds as loops of each thread."""
     axes: Sequence[str] = free_axes(kernel) or _ordered(kernel)[:1]

@@ -22,6 +22,7 @@ from math import prod
 from rung.core.op import Func
 from rung.core.types import dtype_of
 from rung.loop import ir as loop
+from rung.tile import mapping as tile
 from rung.tile.complete import folded_axes, free_axes
 from rung.tile.stmt import Access
 
@@ -32,6 +33,7 @@ BYTES = 16  # of the widest access
 COPIES = 8  # at most, so that an access of the widest type is not longer than two of these
 KEPT = 32  # elements of a row that a thread keeps in registers
 LONGEST = 16384  # elements of a row that a block keeps in registers
+TILE = 64  # rows and columns of what a block transposes
 UNKNOWN = 512  # a size that nothing is known of
 MOST = 1024  # threads of a block
 
@@ -104,6 +106,24 @@ def flat(s: Stream) -> Iterator[Axes]:
         splits[axes[-2]] = (("grid", None), ("thread", others))
     splits[along] = (("grid", None), ("thread", lanes), ("reg", n))
     yield splits
+
+
+def turned(s: Stream) -> Iterator[tuple[Axes, tile.Place]]:
+    """Transposes: square tiles come through shared memory, whose rows are one element longer, so
+    that a column lies in all banks. Both sides of memory see whole rows of a tile."""
+    stores, loads = s.accesses(loop.Store), s.accesses(loop.Load)
+    along = contiguous(stores[0]) if stores and not folded_axes(s.kernel) else None
+    across = [a for x in loads if (a := contiguous(x)) and along in x.nest and a != along
+              and min(s.size(a), s.size(along or a)) >= TILE // 2]
+    if along is None or not across:
+        return
+    n, axes = s.vector(along), last(last(free_axes(s.kernel), across[0]), along)
+    lanes = TILE // n
+    splits: Axes = {a: (("grid", None),) for a in axes}
+    splits[across[0]] = (("grid", None), ("reg", TILE * lanes // 256), ("thread", 256 // lanes))
+    splits[along] = (("grid", None), ("thread", lanes), ("reg", n))
+    names = sorted({x.buf.name for x in loads if contiguous(x) == across[0]})
+    yield splits, tile.Place(tuple(names), "shared", along, "grid", pad=1)
 
 
 # ---- folds
