@@ -6,16 +6,20 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from mapped import VOCABULARIES, difference
 
 from rung.core.op import Func
 from rung.core.parse import parse_module
+from rung.kernel.ir import run_kernel_ir
+from rung.loop import ir as loop
 from rung.targets.base import target
 from rung.targets.cuda.candidates import candidates
 from rung.targets.cuda.machine import SM90
 from rung.targets.cuda.streaming import Stream, contiguous, power
 from rung.tile.legality import check
+from rung.tile.mapping import parse_mapping
 from rung.tile.to_kernel import to_kernel
 from rung.tools.fuzz.mappings import launches
 
@@ -27,6 +31,14 @@ def softmax(m: int | str, n: int | str, dtype: str = "bf16") -> Func:
   exp = exp(v - max) : f32 over i,j
   sum = fold add exp over j {n} : f32 over i acc f32
   y[i,j] = {dtype}(exp / sum)
+""")
+
+
+def online(m: int, n: int, dtype: str = "bf16") -> Func:
+    return parsed(f"""kernel online(x: {dtype}[{m},{n}]) -> y: {dtype}[{m},{n}]
+  v = f32(x[i,j]) : f32 over i,j
+  m, s = fold softmax v over j {n} : f32 over i, f32 over i acc f32
+  y[i,j] = {dtype}(exp(v - m) / s)
 """)
 
 
@@ -73,7 +85,7 @@ CHOSEN = [
     (softmax(16384, 1024), "i: grid *, thread 4 / j: reg 4, thread 32, reg 8"),
     (softmax(16384, 256), "i: grid *, thread 4 / j: thread 32, reg 8"),
     (softmax(4, 4096), "i: grid * / j: thread 512, reg 8"),
-    (softmax(4096, 32768), "i: grid * / j: seq *, thread 1024, reg 8"),
+    (softmax(4096, 32768), "i: grid * / j: seq *, reg 4, thread 512, reg 8"),
     (softmax(4096, 1001), "i: grid *, thread 4 / j: reg 32, thread 32"),
     (colsum(8192, 1 << 16), "i: seq *, thread 8 / j: grid *, thread 32, reg 4"),
     (colsum(8192, 4096), "i: seq *, thread 32 / j: grid *, thread 8, reg 4"),
@@ -94,7 +106,7 @@ def test_rows_of_unknown_length_are_read_in_each_pass() -> None:
 FUNCS = [
     pointwise(1000), pointwise(7, 24), pointwise(3, 33), softmax(3, 4096), softmax(5, 1004),
     softmax(9, 1001), softmax(600, 64), softmax(2, 20000), colsum(33, 100), colsum(70, 64, "bf16"),
-    transposed(100, 200), transposed(77, 131)]
+    transposed(100, 200), transposed(77, 131), online(3, 300), online(2, 20000)]
 
 
 def lowered() -> list[tuple[Func, Func]]:
@@ -128,6 +140,27 @@ def test_sources_are_right_on_the_emulator() -> None:
 def test_the_emulator_sees_elements_in_the_wrong_places(right: str, wrong: str) -> None:
     source = target("cuda-emulated").emit([kernel for _, kernel in lowered()])
     assert right in source and max(gaps(source.replace(right, wrong))) > 1e-3
+
+
+def test_a_block_of_an_online_softmax_has_one_scale_and_keeps_infinities() -> None:
+    func = parsed("""kernel online(x: f32[6,40]) -> m1: f32[6], s1: f32[6]
+  m, s = fold softmax x[i,j] over j 40 : f32 over i, f32 over i acc f32
+  m1[i] = m
+  s1[i] = s
+""")
+    mapping = parse_mapping("map online on cuda.sm90\n  i: grid *\n  j: seq *, thread 4, reg 4\n")
+    made = to_kernel(func.with_attr("mapping", mapping), SM90)
+    text = str(made)
+    assert text.count("exp(") == 3  # of the elements, of the state, and where threads meet
+    x = np.random.default_rng(0).standard_normal((6, 40)).astype("f4")
+    x[0], x[1, :16], x[2, 3], x[3, 9], x[4, 39] = -np.inf, -np.inf, np.nan, np.inf, -np.inf
+    got, want = ({"x": x, "m1": np.zeros(6, "f4"), "s1": np.zeros(6, "f4")} for _ in range(2))
+    with np.errstate(invalid="ignore"):
+        loop.run_kernel(func, want)
+        run_kernel_ir(made, got)
+    for name in ("m1", "s1"):
+        np.testing.assert_allclose(got[name], want[name], rtol=1e-6)
+    assert got["s1"][0] == 0 and np.isnan(got["s1"][2:4]).all() and np.isfinite(got["s1"][4])
 
 
 def test_the_axis_along_memory_is_found_through_strides() -> None:

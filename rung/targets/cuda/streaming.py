@@ -36,6 +36,7 @@ LONGEST = 16384  # elements of a row that a block keeps in registers
 TILE = 64  # rows and columns of what a block transposes
 UNKNOWN = 512  # a size that nothing is known of
 MOST = 1024  # threads of a block
+LONG = 512  # threads of a block that reads a long row
 
 
 @dataclass(frozen=True)
@@ -143,6 +144,8 @@ def rows(s: Stream) -> Iterator[Axes]:
     if free and many and threads < 128:
         splits[free[-1]] = (("grid", None), ("thread", 128 // threads))
     lane: Splits = splits.pop(lead)
+    if size > LONGEST:
+        threads, lane = LONG, (*lane, ("reg", 4))
     if loop.extents_of(s.kernel)[lead].const_value is not None and size <= LONGEST:
         lane = (("reg", -(-size // (threads * n))),)
     splits[lead] = (*lane, ("thread", threads), ("reg", n))
