@@ -33,6 +33,8 @@ class Options:
                              "are approximated stay calls; default keeps chains of bf16 ops in f32",
                              PRECISIONS)
     mappings: str = _option("", "a file of mappings to use, by kernel")
+    deterministic: bool = _option(False, "each run gives the same: no sums of floats by atomic "
+                                  "updates, whose order nothing fixes")
     strict: bool = _option(False, "raise where a graph would otherwise run without rung")
     verify: float = _option(0.0, "this share of calls, 0 to 1, is run again in eager and compared; "
                             "at a difference the graph runs in eager from then on")

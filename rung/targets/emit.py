@@ -43,6 +43,7 @@ class Style:
 
     restrict: str = "restrict"
     head: str = "static void {name}({params})"
+    words: frozenset[str] = frozenset()  # of the language, that may name values of the IR
 
 
 class Emitter:
@@ -54,8 +55,9 @@ class Emitter:
         self.lines: list[str] = []
         self.depth = 1
         self.users = uses(func.body)
-        self.names = {v.name for v in (*buffers_of(func), *(
-            v for op in walk(func.body) for v in op.results))}
+        named = (*buffers_of(func), *self.users)
+        self.names = dict.fromkeys((v.name for v in named), False) | dict.fromkeys(
+            style.words, True)
         self.pending: dict[Value, Op] = {}
         self.text: dict[tuple[Value, Point], str] = {}
 
@@ -362,6 +364,8 @@ class Emitter:
     def _store_text(self, op: Store, t: VecType, offset: Expr,
                     values: list[tuple[Value, Expr]], point: Mapping[str, int], value: str,
                     lanes: list[Expr]) -> str:
+        if op.combine:
+            raise LoweringError(f"this target has no atomic {op.combine}")
         run = offset.coefficient(LANE)
         if t.lanes == 1:
             return self.p.store(t.dtype, 1, self._pointer(op.buf, offset, values, point), value)
@@ -490,10 +494,12 @@ def spread(unroll: Sequence[tuple[str, int]] | dict[tuple[str, int], None]
         yield dict(zip((name for name, _ in axes), steps, strict=True))
 
 
-def label(value: Value, point: Point, taken: Collection[str]) -> str:
-    """The variable of one member of a family, which is no other value's name: `s` at 2 is `s_2`."""
-    name = "_".join([value.name, *(str(n) for _, n in point)])
-    while point and name in taken:
+def label(value: Value, point: Point, taken: Mapping[str, bool]) -> str:
+    """The variable of one member of a family: `s` at 2 is `s_2`. It is none of the names `taken`
+    by other values, nor by the language, as these say."""
+    joint = "__" if value.name.rpartition("_")[2].isdigit() else "_"  # `s_2` at 0, `s` at 2 and 0
+    name = joint.join([value.name, *(str(n) for _, n in point)])
+    while name in taken if point else taken.get(name):
         name += "_"
     return name
 

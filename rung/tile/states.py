@@ -44,8 +44,9 @@ def begin(start: Start, scope: Scope) -> None:
         _state_arrays(start.stmt, scope)
         scope.running[start.stmt.op] = ()
     else:
-        spot = scope.tree.nest.full(start.stmt.carries, ZERO)
-        scope.running[start.stmt.op] = initial(start.stmt.fold, spot, scope)
+        op = start.stmt.fold
+        spot = Spot(ZERO, None) if op.prefix else scope.tree.nest.full(op.axis, ZERO)
+        scope.running[op] = initial(op, spot, scope)
 
 
 def finish(stmt: Stmt, scope: Scope) -> None:
@@ -63,7 +64,7 @@ def finish(stmt: Stmt, scope: Scope) -> None:
 def initial(op: loop.Fold, reduced: Spot, scope: Scope) -> tuple[Value, ...]:
     """The identity, in registers for the free splits and the parallel ones of the folded axis."""
     reduced = replace(reduced, units=()) if in_blocks(op, scope) else reduced
-    return tuple(scope.builder.one(Fill(number, (_family(r, reduced, scope),)), r.name)
+    return tuple(scope.builder.one(Fill(number, (_family(r, op.axis, reduced, scope),)), r.name)
                  for r, number in zip(op.results, op.rule.identities(op.acc), strict=True))
 
 
@@ -72,9 +73,9 @@ def in_blocks(op: loop.Fold, scope: Scope) -> bool:
     return op.rule.block is not None and scope.tree.nest.machine.threaded
 
 
-def _family(state: Value, reduced: Spot, scope: Scope) -> VecType:
+def _family(state: Value, axis: str, reduced: Spot, scope: Scope) -> VecType:
     """The family of a state at a leaf; an instruction sums over the reduced axis by itself."""
-    spots = [scope.env[a] for a in axes_of(state.type)]
+    spots = [scope.env[a] for a in axes_of(state.type) if a != axis]
     spots += [] if state.name in scope.tree.atoms else [reduced]
     if sum(s.lanes > 1 for s in spots) > 1:
         refuse(f"{state.name} varies over two vectorised axes")

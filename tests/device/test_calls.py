@@ -208,6 +208,7 @@ torch.testing.assert_close(f(x), x.softmax(-1) + x.sum())
 
 
 def test_a_warm_start_lowers_nothing(tmp_path: Path) -> None:
-    env = os.environ | {"RUNG_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    env = os.environ | {"RUNG_CACHE_DIR": str(tmp_path), "RUNG_FRESH": "0",
+                        "PYTHONPATH": os.pathsep.join(sys.path)}
     for warm in (False, True):
         subprocess.run([sys.executable, "-c", WARM.format(warm=warm)], check=True, env=env)

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 
+from rung.core.machine import Machine
 from rung.core.op import Func
 from rung.core.types import dtype_of
 from rung.loop import ir as loop
@@ -41,11 +42,26 @@ LONG = 512  # threads of a block that reads a long row
 
 @dataclass(frozen=True)
 class Stream:
-    """A kernel, the sizes to expect, and how many blocks keep a machine busy."""
+    """A kernel on a machine, and the sizes to expect."""
 
     kernel: Func
     hints: Mapping[str, int]
-    cores: int
+    machine: Machine
+
+    @property
+    def free(self) -> list[str]:
+        """Axes of stores that no fold runs over."""
+        return free_axes(self.kernel, self.machine)
+
+    @property
+    def folded(self) -> list[str]:
+        """Axes that folds run over."""
+        return folded_axes(self.kernel, self.machine)
+
+    @property
+    def cores(self) -> int:
+        """How many blocks keep the machine busy."""
+        return self.machine.cores
 
     def size(self, axis: str) -> int:
         """Elements of an axis, as far as known."""
@@ -90,7 +106,7 @@ def last(axes: list[str], axis: str) -> list[str]:
 # ---- pointwise
 def flat(s: Stream) -> Iterator[Axes]:
     """One access a thread, which is as fast as copies get; short rows share a block."""
-    axes = free_axes(s.kernel)
+    axes = s.free
     stores = s.accesses(loop.Store)
     along = contiguous(stores[0]) if stores else None
     if along not in axes:
@@ -100,7 +116,7 @@ def flat(s: Stream) -> Iterator[Axes]:
     while threads > 32 and s.points(axes) < s.cores * threads * n:
         threads //= 2
     lanes = min(threads, power(-(-s.size(along) // n)))
-    splits: Axes = {a: (("seq", None),) for a in folded_axes(s.kernel)}
+    splits: Axes = {a: (("seq", None),) for a in s.folded}
     splits |= {a: (("grid", None),) for a in axes}
     if len(axes) > 1:
         others = min(threads // lanes, power(s.size(axes[-2])))
@@ -113,12 +129,12 @@ def turned(s: Stream) -> Iterator[tuple[Axes, tile.Place]]:
     """Transposes: square tiles come through shared memory, whose rows are one element longer, so
     that a column lies in all banks. Both sides of memory see whole rows of a tile."""
     stores, loads = s.accesses(loop.Store), s.accesses(loop.Load)
-    along = contiguous(stores[0]) if stores and not folded_axes(s.kernel) else None
+    along = contiguous(stores[0]) if stores and not s.folded else None
     across = [a for x in loads if (a := contiguous(x)) and along in x.nest and a != along
               and min(s.size(a), s.size(along or a)) >= TILE // 2]
     if along is None or not across:
         return
-    n, axes = s.vector(along), last(last(free_axes(s.kernel), across[0]), along)
+    n, axes = s.vector(along), last(last(s.free, across[0]), along)
     lanes = TILE // n
     splits: Axes = {a: (("grid", None),) for a in axes}
     splits[across[0]] = (("grid", None), ("reg", TILE * lanes // 256), ("thread", 256 // lanes))
@@ -131,7 +147,7 @@ def turned(s: Stream) -> Iterator[tuple[Axes, tile.Place]]:
 def rows(s: Stream) -> Iterator[Axes]:
     """Threads along rows that folds run over. Rows that fit are read once, into registers; short
     ones share a block, long ones are read again in each pass, from the cache."""
-    free, folded, loads = free_axes(s.kernel), folded_axes(s.kernel), s.accesses(loop.Load)
+    free, folded, loads = s.free, s.folded, s.accesses(loop.Load)
     lead = contiguous(loads[0]) if loads else None
     if lead not in folded:
         return
@@ -154,16 +170,16 @@ def rows(s: Stream) -> Iterator[Axes]:
 
 def again(s: Stream) -> Iterator[Axes]:
     """Rows that are read in each pass, where they cannot be kept."""
-    wide = [a for a in folded_axes(s.kernel) if s.vector(a) > 1]
+    wide = [a for a in s.folded if s.vector(a) > 1]
     for lead, threads in itertools.product(wide[:1], (256, 64)):
-        splits: Axes = {a: (("grid", None),) for a in free_axes(s.kernel)}
-        splits |= {a: (("seq", None),) for a in folded_axes(s.kernel) if a != lead}
+        splits: Axes = {a: (("grid", None),) for a in s.free}
+        splits |= {a: (("seq", None),) for a in s.folded if a != lead}
         yield splits | {lead: (("seq", None), ("thread", threads), ("reg", s.vector(lead)))}
 
 
 def columns(s: Stream) -> Iterator[Axes]:
     """Lanes along memory, the fold over other threads; blocks of few columns where all are few."""
-    free, folded, loads = free_axes(s.kernel), folded_axes(s.kernel), s.accesses(loop.Load)
+    free, folded, loads = s.free, s.folded, s.accesses(loop.Load)
     along = contiguous(loads[0]) if loads else None
     if along not in free or not folded:
         return

@@ -315,6 +315,12 @@ UPDATE(atomicAdd, old + x)
 UPDATE(atomicMax, old < x ? x : old)
 UPDATE(atomicMin, x < old ? x : old)
 UPDATE(atomicExch, x)
+template <class T> HOST static T atomicCAS(T *p, T was, T x) {
+  use(p, sizeof(T), ATOMIC);
+  const T old = *p;
+  if (old == was) *p = x;
+  return old;
+}
 template <class T> static T min(T a, T b) { return b < a ? b : a; }
 template <class T> static T max(T a, T b) { return a < b ? b : a; }
 static int __float_as_int(float x) { return __builtin_bit_cast(int, x); }
