@@ -7,8 +7,7 @@ buffer, a loop or a branch everything that must not move past it is written.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from rung.core.errors import LoweringError
@@ -32,9 +31,8 @@ from rung.kernel.ir import (
 )
 from rung.targets.base import buffers_of, strides_of, symbols_of
 from rung.targets.c_family import Prelude
+from rung.targets.families import Point, label, points, spread
 from rung.targets.masks import Ends, ends, settled, still_open
-
-Point = tuple[tuple[str, int], ...]  # one step of each unrolled axis
 
 
 @dataclass(frozen=True)
@@ -478,30 +476,6 @@ def element(n: int) -> str:
 def op_writes(op: Op) -> Value | None:
     """The memory that an op writes."""
     return op.buf if isinstance(op, Store) else op.dst if isinstance(op, Transfer) else None
-
-
-def points(value: Value) -> Iterator[dict[str, int]]:
-    """Every step of a value's unrolled axes."""
-    t = value.type
-    assert isinstance(t, VecType)
-    return spread(t.unroll)
-
-
-def spread(unroll: Sequence[tuple[str, int]] | dict[tuple[str, int], None]
-           ) -> Iterator[dict[str, int]]:
-    axes = list(unroll)
-    for steps in itertools.product(*(range(count) for _, count in axes)):
-        yield dict(zip((name for name, _ in axes), steps, strict=True))
-
-
-def label(value: Value, point: Point, taken: Mapping[str, bool]) -> str:
-    """The variable of one member of a family: `s` at 2 is `s_2`. It is none of the names `taken`
-    by other values, nor by the language, as these say."""
-    joint = "__" if value.name.rpartition("_")[2].isdigit() else "_"  # `s_2` at 0, `s` at 2 and 0
-    name = joint.join([value.name, *(str(n) for _, n in point)])
-    while name in taken if point else taken.get(name):
-        name += "_"
-    return name
 
 
 def _lanes(value: Value) -> int:

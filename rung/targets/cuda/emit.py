@@ -41,7 +41,8 @@ from rung.targets.c_cuda import CudaPrelude
 from rung.targets.cuda import access, threads
 from rung.targets.cuda.helpers import helpers
 from rung.targets.cuda.machine import SM90
-from rung.targets.emit import Emitter, Style, element, label, spread
+from rung.targets.emit import Emitter, Style, element
+from rung.targets.families import label, spread
 from rung.targets.masks import still_open
 
 WORDS = frozenset({
