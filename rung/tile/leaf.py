@@ -13,7 +13,7 @@ from rung.kernel.ir import Apply, Combine, If, Load, Prefix, Store
 from rung.loop import ir as loop
 from rung.tile.nest import Spot
 from rung.tile.scope import Scope
-from rung.tile.states import collapse, fill, initial, put, settle
+from rung.tile.states import collapse, fill, in_blocks, initial, over_copies, put, settle
 from rung.tile.stmt import Stmt
 from rung.tile.values import address, compute, is_zero, kept, note_bounds, value, within
 
@@ -136,6 +136,9 @@ def _keep(op: Op, state: Sequence[Value], scope: Scope) -> None:
 def _step(op: loop.Fold, state: tuple[Value, ...], xs: Sequence[Value], spot: Spot, scope: Scope
           ) -> tuple[Value, ...]:
     found = scope.tree.atoms.get(op.results[0].name)
+    if found is None and op.rule.block and in_blocks(op, scope):
+        return op.rule.block(scope.builder.one, state, xs,
+                             lambda monoid, x: over_copies(monoid, x, spot, scope))
     if found is None:
         return op.step(scope.builder.one, state, xs)
     (unit,), name = spot.units, found.atom.name

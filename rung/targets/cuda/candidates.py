@@ -17,12 +17,13 @@ from rung.core.expr import Expr
 from rung.core.machine import Machine
 from rung.core.op import Func
 from rung.loop import ir as loop
+from rung.targets.cuda import streaming
+from rung.targets.cuda.streaming import Splits, Stream
 from rung.tile import mapping as tile
 from rung.tile.candidates_explicit import MOST
 from rung.tile.complete import contractions, folded_axes, free_axes, late_axes, with_values
 from rung.tile.legality import is_legal
 
-Splits = tuple[tuple[str, int | None], ...]
 Draft = tuple[dict[str, Splits], tuple[tile.Place, ...], tuple[tile.Use, ...]]
 
 
@@ -31,8 +32,10 @@ def candidates(kernel: Func, machine: Machine, hints: Mapping[str, int] | None =
     """Legal mappings of the first family that has any, likely good ones first; of all families
     where stores are over unlike axes, of which a family may leave some serial."""
     nests = {frozenset(op.nest) for op in kernel.body.ops if isinstance(op, loop.Store)}
-    for drafts in (_tiles(kernel, hints or {}), _rows(kernel, machine), _flat(kernel, machine),
-                   _alone(kernel, machine)):
+    stream = Stream(kernel, hints or {}, machine)
+    for drafts in (_tiles(kernel, hints or {}), _folds(stream), _drafts(streaming.again(stream)),
+                   _rows(kernel, machine), _turned(stream), _drafts(streaming.flat(stream)),
+                   _flat(kernel, machine), _alone(kernel, machine)):
         if found := list(islice(_legal(kernel, machine, drafts), MOST)):
             yield from found
             if len(nests) == 1:
@@ -46,7 +49,7 @@ def _legal(kernel: Func, machine: Machine, found: Iterable[Draft]) -> Iterator[t
         lines = tuple(tile.AxisLine(a, tuple(s for s in splits.get(a, (("seq", None),))
                                              if s[1] != 1 or len(splits[a]) == 1)) for a in order)
         drafts = [tile.Mapping(kernel.name, machine.name, lines, places, uses=uses)]
-        drafts += [replace(drafts[0], places=())] if places else []
+        drafts += [replace(drafts[0], places=())] if uses else []
         for draft in drafts:
             try:
                 made = with_values(kernel, draft, machine, "shared")
@@ -96,14 +99,24 @@ def _tiles(kernel: Func, hints: Mapping[str, int]) -> Iterator[Draft]:
 
 
 # ---- folds
+def _folds(s: Stream) -> Iterator[Draft]:
+    """Rows or columns at the rate of memory, and folds of folds."""
+    if s.folded:
+        yield from _chained(s.kernel) if late_axes(s.kernel) else ()
+        yield from _drafts(streaming.rows(s))
+        yield from _drafts(streaming.columns(s))
+
+
+def _drafts(found: Iterable[dict[str, Splits]]) -> Iterator[Draft]:
+    return ((splits, (), ()) for splits in found)
+
+
 def _rows(kernel: Func, machine: Machine) -> Iterator[Draft]:
     """Threads along the folded axis where that is contiguous, else along the free one."""
     free, folded = free_axes(kernel, machine), folded_axes(kernel, machine)
     along = _contiguous(kernel)
     if not folded:
         return
-    if late_axes(kernel):
-        yield from _chained(kernel)
     lead = next((a for a in folded if a in along), None)
     if lead is None:
         yield from _columns(free, folded)
@@ -148,6 +161,10 @@ def _contiguous(kernel: Func) -> set[str]:
 
 
 # ---- pointwise
+def _turned(s: Stream) -> Iterator[Draft]:
+    return ((splits, (place,), ()) for splits, place in streaming.turned(s))
+
+
 def _flat(kernel: Func, machine: Machine) -> Iterator[Draft]:
     """The last axis over threads, others over blocks; folds as loops of each thread. Of stores over
     unlike axes those of one may be parallel, and the others loops of the first block."""

@@ -51,6 +51,7 @@ WORDS = frozenset({
     "typename", "using", "virtual", "wchar_t", "xor"})
 """Words of C++ that no value of a kernel is called there."""
 STATIC = 48 << 10  # bytes of shared memory that need no attribute of the launch
+UNROLLED = 16  # steps of a copy that are written out, so that all their loads are under way
 KINDS = {level.name: level.kind for level in SM90.levels}
 
 
@@ -397,17 +398,19 @@ class CudaEmitter(Emitter):
         box = [*op.box[:-1], op.box[-1] // max(width, 1)] if op.box else []
         total = prod(box)
         steps = -(-total // self.threads)
-        if steps <= 8:
+        if steps <= UNROLLED:
             self.line("#pragma unroll")
-        self.line(f"for (int n_ = tid; n_ < {total}; n_ += {self.threads}) {{")
+        self.line(f"for (int s_ = 0; s_ < {steps}; s_++) {{")
         self.depth += 1
         rest = "n_"
+        self.line(f"const int n_ = {self.threads}*s_+tid;")
         for n in reversed(range(len(box))):
             digit = f"{rest} % {box[n]}" if n else rest
             scale = f" * {width}" if width > 1 and n == len(box) - 1 else ""
             self.line(f"const int {element(n)} = ({digit}){scale};")
             rest = f"{rest} / {box[n]}"
-        self.line(self._async(op, width) if width else self.moved(op))
+        there = f"if (n_ < {total}) " if total % self.threads else ""
+        self.line(there + (self._async(op, width) if width else self.moved(op)))
         self.depth -= 1
         self.line("}")
 

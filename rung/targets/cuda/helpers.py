@@ -68,7 +68,8 @@ template <int COUNT, int STRIDE, int THREADS, class T, class F>
 static __device__ __forceinline__ T combine(T x, F fold, T *place) {
   constexpr int near = STRIDE >= 32 ? 1 : COUNT * STRIDE <= 32 ? COUNT : 32 / STRIDE;
   const int tid = threadIdx.x;
-  const unsigned mask = (tid | 31) < THREADS ? 0xffffffffu : (1u << THREADS % 32) - 1;
+  const bool whole = THREADS % 32 == 0 || (tid | 31) < THREADS;  // all lanes of this warp are there
+  const unsigned mask = whole ? 0xffffffffu : (1u << THREADS % 32) - 1;
 #pragma unroll
   for (int o = STRIDE; o < near * STRIDE; o *= 2) x = fold(x, __shfl_xor_sync(mask, x, o));
   if (near == COUNT) return x;
