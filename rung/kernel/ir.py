@@ -253,7 +253,7 @@ class Combine(Op):
         return np.expand_dims(MONOIDS[self.monoid].reduce(x, (at,)), at)
 
 
-def _along(interp: Interp, x: Any, t: Type, axis: Axis) -> tuple[np.ndarray, int]:
+def _along(interp: Interp, x: np.ndarray, t: Type, axis: Axis) -> tuple[np.ndarray, int]:
     """A family with all its elements along a thread loop, also where they are the same, and which
     dimension that is."""
     at, x = interp.position(axis), np.asarray(x)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rung.core.expr import ZERO, Expr, sym
+from rung.core.machine import THREAD
 from rung.core.op import Op, Value
 from rung.core.ops import Map
 from rung.core.scalar import MONOIDS
@@ -71,7 +72,8 @@ def _last_step(stmt: Stmt, scope: Scope) -> Expr | None:
 
 def _write(op: loop.Store, stored: Value, scope: Scope) -> None:
     made, b = scope.tiles.get(op), scope.builder
-    once = [-sym(s.var) for s in scope.tree.nest.repeats(op.nest) if s not in scope.once]
+    once = [-sym(s.var) for s in scope.tree.nest.repeats(op.nest) if s.kind == THREAD
+            or scope.streams]  # else the others skip it
     a = address(op.subs, op.mask, scope, made, once)
     buf = made.array if made else op.buf
     if any(map(scope.tree.nest.beside, op.clashing)):

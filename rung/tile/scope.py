@@ -9,7 +9,7 @@ from rung.core.expr import ZERO, Expr, sym
 from rung.core.layout import Panel
 from rung.core.op import Builder, Op, Value
 from rung.tile.box import Tile
-from rung.tile.nest import Split, Spot
+from rung.tile.nest import Spot
 from rung.tile.tree import Tree
 
 
@@ -44,7 +44,6 @@ class Scope:
     arrays: dict[Value, Stored] = field(default_factory=dict)
     bounds: dict[str, tuple[int | Expr, int | Expr | None]] = field(default_factory=dict)
     streams: Mapping[str, Builder] = field(default_factory=dict)  # what roles beside `math` do
-    once: frozenset[Split] = frozenset()  # grid loops of whose blocks only the first is here
     step: Expr = ZERO  # how often the body of the loops around ran since the roles started
 
     def waits(self, op: Op) -> bool:

@@ -10,7 +10,6 @@ parallel levels, which are combined at the end.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import groupby
 
 from rung.core.expr import ZERO, Expr, sym
@@ -103,7 +102,7 @@ class Walk:
             self.emit(nodes, scope)
             return
         then, other = scope.builder.inner(), scope.builder.inner()
-        self.emit(nodes, replace(scope.inside(then), once=once))
+        self.emit(nodes, scope.inside(then))
         first = tuple(-sym(s.var) for s in sorted(once, key=lambda s: s.order))
         scope.builder.add(If(first, then.block(), other.block()))
 
