@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from mapped import SIZES, VOCABULARIES, difference, kernel, launches, legal
-from targets.test_cuda import GEMM, ONE_STORE, RAGGED, first, sizes, team
+from mapped import KERNELS, SIZES, VOCABULARIES, difference, kernel, launches, legal
+from targets.test_cuda import GEMM, RAGGED, first, sizes, team
 
 from rung.core.errors import LaunchError, TargetCompileError
 from rung.core.op import Func
@@ -42,7 +42,7 @@ def agree(funcs: list[Func], known: dict[str, int] | None = None) -> None:
             0.3 if half else 1e-3), made.name
 
 
-@pytest.mark.parametrize("name", ONE_STORE)
+@pytest.mark.parametrize("name", KERNELS)
 def test_ragged_sizes(name: str) -> None:
     agree([func for dtype in ("f32", "bf16") for n in RAGGED
            for func in first(kernel(name, dtype, **sizes(name, n)))])
@@ -72,7 +72,10 @@ def plain() -> Func:
 
 
 def rows() -> Func:
-    return first(kernel("softmax", M=5, N=500))[0]
+    return mapped("softmax", """map softmax on cuda-emulated
+  i: grid *
+  j: seq *, thread 256
+""", M=5, N=500)
 
 
 def roles() -> Func:
