@@ -21,7 +21,7 @@ from rung.core.config import Settings
 from rung.core.errors import RungError
 from rung.core.options import Options
 from rung.targets import TARGETS
-from rung.tools.benchmarks import GROUPS, NAMES
+from rung.tools.benchmarks import GPU, GROUPS, NAMES
 
 PASSED, FAILED, USAGE, PIPE, INTERRUPTED = 0, 1, 2, 141, 130
 RUNGS = ("torch", "program", "tensor", "loop", "tile", "kernel", "source")
@@ -173,7 +173,8 @@ def _bench(args: argparse.Namespace) -> Report:
 
     against = tuple(x for x in args.against.split(",") if x)
     return "", bench.bench(args.name, bench.Request(
-        against, args.json, args.quick, args.target, args.threads))
+        against, args.json, args.quick, args.target, args.threads,
+        tuple(x for x in args.rows.split(",") if x), args.bars))
 
 
 # --- arguments; what is wrong with one is told before torch is loaded
@@ -333,7 +334,7 @@ def _bench_options(made: CommandLine) -> None:
     made.add_argument("name", nargs="?", type=_benchmark, metavar="NAME",
                       help=f"one of {', '.join(NAMES)}, or FILE.py:BUILD, where BUILD() returns "
                       "(function or module, example arguments) (default: all without models; "
-                      f"{', '.join(GROUPS)} run groups of these)")
+                      f"{', '.join(GROUPS)} run groups of these, {', '.join(GPU)} those of a GPU)")
     made.add_argument("--against", default="eager,inductor", metavar="A,B",
                       help="what to compare with (default: eager,inductor)")
     made.add_argument("--json", type=_output, default="", metavar="FILE",
@@ -341,6 +342,10 @@ def _bench_options(made: CommandLine) -> None:
     made.add_argument("--quick", action="store_true", help="tiny sizes: does it run at all?")
     made.add_argument("--threads", type=_at_least(1), default=0, metavar="N",
                       help="threads of all that is measured (default: torch's)")
+    made.add_argument("--rows", default="", metavar="A,B",
+                      help="of a GPU's rows only those whose names have one of these words")
+    made.add_argument("--bars", action="store_true",
+                      help="exit with 1 if a row is below what a release must have")
     _target_option(made)
 
 

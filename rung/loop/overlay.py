@@ -26,13 +26,13 @@ def overlay(func: Func) -> Func:
         extents = extents_of(func)
         beyond = extents[short] - 1 - sym(long)
         func = rebuilt(func, {short: sym(long)}, {a: e for a, e in extents.items() if a != short},
-                       lambda out, axes, values, s=short, b=beyond: _Overlaid(
+                       lambda out, axes, values, s=short, b=beyond: _Overlay(
                            out, axes, values, (), s, b))
     return func
 
 
 @dataclass
-class _Overlaid(Copier):
+class _Overlay(Copier):
     """Copies with the axis `short` as part of another; accesses over it end where it does."""
 
     short: str = ""

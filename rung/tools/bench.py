@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
@@ -21,13 +20,20 @@ import torch
 
 from rung.core import trace
 from rung.core.config import Settings
-from rung.core.trace import Event
 from rung.targets import base
 from rung.targets.base import Target
-from rung.tools import first_call, models
-from rung.tools.benchmarks import BENCHMARKS, FIRST_CALL, Benchmark, Built
+from rung.tools import first_call, gpu, models
+from rung.tools.benchmarks import BENCHMARKS, FIRST_CALL, GPU, Benchmark, Built
 from rung.tools.given import UsageError, from_file, inputs_of
-from rung.tools.measure import alternate, fma_loop, launched, machine_facts, median, peak, spread
+from rung.tools.measure import (
+    alternate,
+    counted,
+    fma_loop,
+    machine_facts,
+    median,
+    peak,
+    spread,
+)
 
 KNOWN = ("eager", "inductor")
 SEED = 0
@@ -43,6 +49,8 @@ class Request:
     quick: bool = False
     target: str = "cpu"
     threads: int = 0  # 0: as many as torch has
+    rows: tuple[str, ...] = ()  # of a GPU's: those whose names have one of these words
+    bars: bool = False  # whether a row below its bar is a failure
 
 
 Row = dict[str, Any]
@@ -55,28 +63,42 @@ def bench(name: str | None, request: Request) -> bool:
         raise UsageError(f"cannot measure against {unknown[0]!r}; there are {', '.join(KNOWN)}")
     if request.threads:
         torch.set_num_threads(request.threads)
-    target, rows = base.target(request.target), list[Row]()
+    on_gpu = name in GPU
+    target, rows = base.target("cuda" if on_gpu else request.target), list[Row]()
     facts = machine_facts() | {"target": target.name, "seed": SEED}
+    if on_gpu and torch.cuda.is_available():
+        facts["gpu"] = torch.cuda.get_device_name()
     told, out = False, sys.stdout
-    try:
-        print(", ".join(f"{key} {value}" for key, value in facts.items()), file=out, flush=True)
-        for title, run in _asked(name, target, request):
-            with redirect_stdout(sys.stderr):
-                print(f"rung: measuring {title}")
-                rows.append(row := _tried(title, run))
-            if "seconds" in row and not told:
-                print(_head(request.against), file=out)
-                told = True
-            print("\n".join(_lines(row, request.against)), file=out, flush=True)
-    finally:
+
+    def add(row: Row) -> None:
+        """Keep a row, in the file too: what ends this may not ask."""
+        rows.append(row)
+        made = gpu.lines(row) if "bars" in row else _lines(row, request.against)
+        print("\n".join(made), file=out, flush=True)
         if request.json:
             Path(request.json).write_text(json.dumps(facts | {"results": rows}, indent=2) + "\n")
+    print(", ".join(f"{key} {value}" for key, value in facts.items()), file=out, flush=True)
+    for title, run in _asked(name, target, request):
+        with redirect_stdout(sys.stderr):
+            print(f"rung: measuring {title}", flush=True)
+            row = _tried(title, run)
+        if "seconds" in row and not told and not on_gpu:
+            print(_head(request.against), file=out)
+            told = True
+        add(row)
+    for row in list(gpu.means(rows)):
+        add(row)
+    if request.bars and any(map(gpu.is_below, rows)):
+        return False
     return not any("error" in row for row in rows) and not all("skipped" in row for row in rows)
 
 
 def _asked(name: str | None, target: Target, request: Request
            ) -> Iterator[tuple[str, Callable[[], Row]]]:
     """What is to be measured, by its title."""
+    if name in GPU:
+        yield from gpu.asked(name, request.against, request.rows, request.quick)
+        return
     cases = [b for b in BENCHMARKS if name in (b.name, b.group or None)]
     if name and ":" in name:
         cases = [Benchmark(name, name, partial(_users, name))]
@@ -129,7 +151,7 @@ def measured(case: Benchmark, target: Target, request: Request) -> Row:
         "spread": {name: spread(t) for name, t in times.items()},
         "first_call_seconds": first, "peak_bytes": memory,
         "ratio": {name: median(times[name]) / median(times["rung"]) for name in request.against},
-        **_counted(events)}
+        **counted(events)}
     if work := case.flops(request.quick):
         row |= _share(work, calls["rung"], target)
     return row
@@ -156,15 +178,6 @@ def _step(loss: Callable[..., Any], args: Sequence[Any]) -> Callable[[], Any]:
         loss(*args).backward()
         optimizer.step()
     return step
-
-
-def _counted(events: Sequence[Event]) -> dict[str, int]:
-    """Graphs, kernels, their launches, and calls that stayed with ATen, of all that compiled."""
-    graphs = [launched(e.data["history"].at("kernel")) for e in events if e.kind == "compiled"]
-    kernels = Counter(name for names, _ in graphs for name in names)
-    return {"graphs": len(graphs), "kernels": len(kernels),
-            "launches": sum(names.total() for names, _ in graphs),
-            "aten_calls": sum(calls.total() for _, calls in graphs)}
 
 
 def _compiled(function: Callable[..., Any], name: str, target: Target) -> Callable[..., Any]:

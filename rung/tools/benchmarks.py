@@ -239,4 +239,5 @@ BENCHMARKS = (
         for dtype in ("float32", "bfloat16"))),
 )
 FIRST_CALL = "first_call"
-NAMES = (*(b.name for b in BENCHMARKS), *GROUPS, FIRST_CALL)
+GPU = ("gpu_kernels", "gpu_models")  # groups of `gpu_cases`
+NAMES = (*(b.name for b in BENCHMARKS), *GROUPS, FIRST_CALL, *GPU)

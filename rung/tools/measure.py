@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import statistics
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from rung.core.parse import parse_module
+from rung.core.trace import Event
 from rung.pipeline import VOCABULARIES, verify_module
 from rung.program.ir import Call, KernelCall, Module
 from rung.targets.base import Target
@@ -66,6 +67,17 @@ def launched(module: Module) -> tuple[Counter[str], Counter[str]]:
     ops = module.main.body.ops
     return (Counter(op.callee for op in ops if isinstance(op, KernelCall)),
             Counter(op.target for op in ops if isinstance(op, Call)))
+
+
+def counted(events: Sequence[Event]) -> dict[str, int]:
+    """Graphs, kernels, their launches, and calls that stayed with ATen, of all that compiled, and
+    graphs that did not."""
+    graphs = [launched(e.data["history"].at("kernel")) for e in events if e.kind == "compiled"]
+    kernels = Counter(name for names, _ in graphs for name in names)
+    return {"graphs": len(graphs), "kernels": len(kernels),
+            "launches": sum(names.total() for names, _ in graphs),
+            "aten_calls": sum(calls.total() for _, calls in graphs),
+            "declined": sum((e.kind, e.place) == ("declined", "backend") for e in events)}
 
 
 def median(times: list[float]) -> float:

@@ -47,6 +47,7 @@ class Sizes:
 
 
 LLAMA = Sizes(2048, 32, 4, 5632, 32000, 22)  # TinyLlama-1.1B's shapes
+QWEN = Sizes(3584, 28, 4, 18944, 152064, 28)  # Qwen2.5-7B's
 GPT2 = Sizes(768, 12, 12, 3072, 50257, 4)
 TINY = Sizes(64, 4, 2, 96, 128, 2)
 
@@ -84,12 +85,12 @@ class Decoder:
                  forward: Callable[..., Any] | None = None):
         from transformers import StaticCache
 
-        self.forward = model if forward is None else forward
+        self.model, self.forward = model, model if forward is None else forward
         dtype = next(model.parameters()).dtype
         config: Any = model.config
         self.cache: Any = StaticCache(config=config, max_cache_len=sizes.context)
         self.cache.early_initialization(1, sizes.kv_heads, sizes.hidden // sizes.heads, dtype,
-                                        torch.device("cpu"))
+                                        next(model.parameters()).device)
         known = inspect.signature(type(model).forward).parameters
         self.keyword = "past_key_values" if "past_key_values" in known else "cache"
 
@@ -121,6 +122,54 @@ def llama_step(sizes: Sizes, dtype: torch.dtype = torch.float32
         return logits
 
     return one, (torch.tensor([[3]]),)
+
+
+# --- a layer of a Llama
+
+class Norm(nn.Module):
+    """RMSNorm as language models have it: its sum in float32."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.float()
+        made: torch.Tensor = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return self.weight * made.to(x.dtype)
+
+
+class DecoderLayer(nn.Module):
+    """A layer of a Llama, of `sizes`, over a static cache.
+
+    A prompt is written to the start of the cache and sees itself; one token is written to its last
+    position and sees all of it.
+    """
+
+    def __init__(self, sizes: Sizes, bias: bool = False):
+        super().__init__()
+        hidden, self.width = sizes.hidden, sizes.hidden // sizes.heads
+        inner = self.width * sizes.kv_heads
+        self.before, self.after = Norm(hidden), Norm(hidden)
+        self.q, self.out = nn.Linear(hidden, hidden, bias), nn.Linear(hidden, hidden, False)
+        self.k, self.v = nn.Linear(hidden, inner, bias), nn.Linear(hidden, inner, bias)
+        self.gate, self.up = (nn.Linear(hidden, sizes.ffn, False) for _ in range(2))
+        self.down = nn.Linear(sizes.ffn, hidden, False)
+
+    def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, keys: torch.Tensor,
+                values: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        y, half, one = self.before(x), self.width // 2, x.shape[1] == 1
+        q, k, v = (f(y).unflatten(-1, (-1, self.width)).transpose(1, 2)
+                   for f in (self.q, self.k, self.v))
+        q, k = (t * cos + torch.cat((-t[..., half:], t[..., :half]), -1) * sin for t in (q, k))
+        keys.index_copy_(2, at, k)
+        values.index_copy_(2, at, v)
+        y = nn.functional.scaled_dot_product_attention(
+            q, keys if one else k, values if one else v, is_causal=not one, enable_gqa=True)
+        x = x + self.out(y.transpose(1, 2).flatten(2))
+        y = self.after(x)
+        made: torch.Tensor = x + self.down(nn.functional.silu(self.gate(y)) * self.up(y))
+        return made
 
 
 # --- ResNet-50

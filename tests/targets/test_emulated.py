@@ -15,6 +15,7 @@ import torch
 from mapped import KERNELS, SIZES, VOCABULARIES, difference, kernel, launches, legal
 from targets.test_cuda import GEMM, RAGGED, first, sizes, team
 
+from rung.core import trace
 from rung.core.errors import LaunchError, TargetCompileError
 from rung.core.op import Func
 from rung.core.parse import parse_module
@@ -342,6 +343,26 @@ def test_what_cuda_means(case: str, hand: Path) -> None:
     run(*args)
     np.testing.assert_array_equal(x, want())
     assert list(n) == [63, -63] if case == "extremes" else total[0] == 384 * (case == "sums")
+
+
+@pytest.mark.parametrize("how", ["", "option", "torch"])
+def test_sums_at_data_are_atomic_unless_each_run_is_to_give_the_same(
+        how: str, runs: list[object]) -> None:
+    x, at = torch.randn(40, 8), torch.randint(0, 4, (40,))
+    options = OPTIONS | ({"deterministic": True} if how == "option" else {})
+
+    def fn(x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        return x.new_zeros(4, 8).index_add(0, at, x)
+
+    torch.use_deterministic_algorithms(how == "torch")
+    try:
+        with trace.listen() as events:
+            got = torch.compile(fn, backend="rung", options={"strict": True, **options})(x, at)
+        (source,) = [e.data["history"].source for e in events if e.kind == "compiled"]
+    finally:
+        torch.use_deterministic_algorithms(False)
+    torch.testing.assert_close(got, fn(x, at))
+    assert ("atomicAdd(" in source) == (how == "")
 
 
 # ---- compilers

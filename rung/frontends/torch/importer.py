@@ -421,6 +421,8 @@ class _Importer:
         known: tuple[object, ...] = (constant_of(leaf),)
         if isinstance(leaf, torch.Tensor):
             known = shape_of(value.type), self._arg(leaf.dtype)
+            if self.home != HOST:  # where a fake implementation may name another device
+                known = (*known, f"device:{self.home}")
         elif isinstance(leaf, torch.SymInt):
             known = (self._size(leaf),)
         if known[0] is not None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from rung.core.expr import Expr, to_source
 from rung.core.op import Func, Value, walk
 from rung.core.types import TensorType, dtype_of
-from rung.kernel.ir import Alloc
+from rung.kernel.ir import Alloc, Combine, Prefix
 from rung.targets.base import buffers_of, strides_of, symbols_of
 from rung.targets.cpu.emit import emit_stretch
 from rung.targets.cuda.access import wide_condition
@@ -36,8 +36,8 @@ def _run(kernel: Func) -> str:
     blocks = to_source(shape.blocks, str)
     if shape.stay:
         blocks = f"({blocks} < {STAY} ? {blocks} : {STAY})"
-    grain = min((_grain(v) for op in walk(kernel.body) if isinstance(op, Alloc)
-                 for v in op.results), default=4)
+    grain = min((_grain(v) for op in walk(kernel.body)  # a combine's exchange is shared memory too
+                 if isinstance(op, Alloc | Combine | Prefix) for v in op.results), default=4)
     return "\n".join([
         f"static void call_{name}(char *const *p, const long *s) {{", *_chosen(kernel), "}",
         f"void run_{name}({', '.join(params)}) {{",
