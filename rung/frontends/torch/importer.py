@@ -33,7 +33,7 @@ from rung.core.errors import Unsupported
 from rung.core.expr import ONE, ZERO, Expr, is_size, may_be_negative, sym
 from rung.core.op import RESERVED, Block, Func, Names, Op, Value, expressions
 from rung.core.types import INDEX, TensorType, Type, contiguous, shape_of
-from rung.frontends.torch.calls import memory_of
+from rung.frontends.torch.calls import effect_of, memory_of
 from rung.frontends.torch.compat import (
     Sympy,
     auto_functionalized,
@@ -466,29 +466,6 @@ def _writes_back(node: fx.Node) -> bool:
     """Whether a node is AOTAutograd's update of a mutated input."""
     return (node.target is torch.ops.aten.copy_.default and isinstance(node.args[0], fx.Node)
             and node.args[0].op == "placeholder")
-
-
-def effect_of(node: fx.Node) -> str:
-    """The effect of a call of an operator, "" if there is none."""
-    op: Any = node.target
-    schema = op._schema
-    if schema.is_mutable:
-        return "mutates"
-    if torch.Tag.nondeterministic_seeded in op.tags:
-        return "" if _drops_nothing(node, schema) else "rng"
-    if op.namespace == "_c10d_functional":
-        return "ordered"
-    return "" if schema.returns else "raises"
-
-
-def _drops_nothing(node: fx.Node, schema: Any) -> bool:
-    """Whether an op is random only by a dropout that is 0 here, as attention in inference."""
-    for n, argument in enumerate(schema.arguments):
-        if argument.name == "dropout_p":
-            given = node.args[n] if n < len(node.args) else node.kwargs.get(
-                argument.name, argument.default_value)
-            return bool(given == 0)
-    return False
 
 
 def _check_sizes(func: Func) -> None:
