@@ -275,7 +275,7 @@ def parser() -> CommandLine:
                          help="an argument of BUILD, and the sizes it may have, as batch=0..64")
     _json_option(certify)
     certify.add_argument("--train", action="store_true", help="compare gradients too")
-    _target_option(certify)
+    _target_option(certify, "")
     _fuzz_options(_command(commands, "fuzz", "look for random programs that come out wrong", _fuzz))
     _json_option(_command(commands, "doctor", "tell whether this machine has what rung needs",
                           _doctor))
@@ -297,7 +297,7 @@ def _function_options(made: CommandLine) -> None:
                       "torch.randn and other factories are the inputs")
     what.add_argument("build", nargs="?", type=_build, metavar="FILE.py:BUILD",
                       help="BUILD() returns (function or module, example arguments)")
-    _target_option(made)
+    _target_option(made, "")
     made.add_argument("--train", action="store_true", help="the forward and backward graphs")
     made.add_argument("--mapping", type=_input, default="", metavar="FILE",
                       help="mappings to use, by kernel")
@@ -308,10 +308,12 @@ def _json_option(made: CommandLine) -> None:
                       help="the report as JSON, in this file too, or instead of the text")
 
 
-def _target_option(made: CommandLine) -> None:
-    made.add_argument("--target", default=Settings.from_environment().target or "cpu",
+def _target_option(made: CommandLine, default: str = "cpu") -> None:
+    """The option of a machine; without a default it is that of the tensors' device."""
+    made.add_argument("--target", default=Settings.from_environment().target or default,
                       metavar="NAME", help="the machine: " + ", ".join(TARGETS)
-                      + " (default: RUNG_TARGET, else cpu, which is this machine's best)")
+                      + " (default: RUNG_TARGET, else " + ("cpu" if default else "cpu or cuda, by "
+                      "the tensors") + "; cpu is this machine's best)")
 
 
 def _fuzz_options(made: CommandLine) -> None:

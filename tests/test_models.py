@@ -73,7 +73,8 @@ def trained(model: nn.Module, batches: list[Inputs], through: Callable[..., Any]
     step, losses = through(partial(loss, model)), []
     for inputs in batches:
         optimizer.zero_grad()
-        found = step(inputs, torch.arange(next(iter(inputs.values())).shape[0]))
+        first = next(iter(inputs.values()))
+        found = step(inputs, torch.arange(first.shape[0], device=first.device))
         found.backward()
         optimizer.step()
         losses.append(float(found.detach()))

@@ -18,15 +18,15 @@ from rung import pipeline
 from rung.compilation import Compilation
 from rung.core.cost import bound
 from rung.core.errors import RungError
+from rung.frontends.torch import generators
 from rung.frontends.torch.oracle import to_numpy
 from rung.frontends.torch.tensors import cloned
 from rung.program.ir import Module
-from rung.targets.base import target
 from rung.tools import check, judge
 from rung.tools.capture import Graph, capture
 from rung.tools.given import SEED, Given, UserError
 from rung.tools.judge import Arrays
-from rung.tools.show import Request, compilation_of
+from rung.tools.show import Request, compilation_of, target_of
 
 IMPORT, SOURCE = "program.import", "source"
 
@@ -52,7 +52,7 @@ def bisect(given: Given, request: Request) -> tuple[str, bool]:
     for n, graph in enumerate(found.graphs, 1):
         title = f"graph {n} of {len(found.graphs)}: {graph.kind}"
         lines.append(title)
-        for step in steps(graph, compilation_of(graph, target(request.target), request)):
+        for step in steps(graph, compilation_of(graph, target_of([graph], request), request)):
             lines.append(str(step))
             if step.change and not wrong:
                 wrong = f"{step.name} is the first wrong pass, in {title}: it changes {step.change}"
@@ -98,7 +98,7 @@ def verdict_of(graph: Graph) -> Callable[[Arrays], str]:
     """What says which of a graph's results, and arguments afterwards, is wrong, or ""."""
     assert graph.imported is not None
     wanted, bound = _outcome(graph, graph.module), judge.tolerance(Module((graph.imported.func,)))
-    seed = torch.Generator().manual_seed(SEED).get_state()
+    seed = generators.seeded(SEED)
     whole = judge.of_graph(graph.module, graph.inputs, seed)
     reference = judge.Reference(lambda: _ordered(graph, whole.exact()),
                                 lambda: (_ordered(graph, x) for x in whole.near()))

@@ -19,9 +19,14 @@ import torch
 from rung.core import store
 from rung.core.config import Settings
 from rung.core.errors import RungError
+from rung.entry import rung
 from rung.frontends.torch.compat import SUPPORTED
 from rung.targets.cpu import build
-from rung.targets.cpu.machine import MACHINES, NEEDS, features, host
+from rung.targets.cpu.machine import MACHINES, features, host
+from rung.targets.cpu.machine import NEEDS as FEATURES
+from rung.targets.cuda import build as cuda_build
+from rung.targets.cuda import driver
+from rung.targets.cuda.device import NEEDS
 from rung.tools.fuzz.programs import Line, Program
 from rung.tools.fuzz.run import differing
 
@@ -106,16 +111,16 @@ def _openmp() -> Finding:
 
 def _cpu() -> Finding:
     chosen = host()
-    wider = [m.name for m in MACHINES.values() if not NEEDS[m.name] <= features()]
-    lacks = "".join(f"; no {', '.join(sorted(NEEDS[name] - features()))} for {name}"
+    wider = [m.name for m in MACHINES.values() if not FEATURES[m.name] <= features()]
+    lacks = "".join(f"; no {', '.join(sorted(FEATURES[name] - features()))} for {name}"
                     for name in wider)
     return Finding("cpu", f"target {chosen.name}{lacks}")
 
 
 def _target() -> Finding:
     settings = Settings.from_environment()
-    asked = settings.target or "cpu"
-    missing = NEEDS.get(asked, set()) - features()
+    asked = settings.target or "that of the tensors' device"
+    missing = FEATURES.get(asked, set()) - features()
     if missing:
         return Finding("target", asked, f"this CPU has no {', '.join(sorted(missing))}: choose "
                        "another RUNG_TARGET")
@@ -145,20 +150,46 @@ def _cache() -> Finding:
     return Finding("cache", title)
 
 
+def _gpu() -> Finding:
+    """The GPU, if there is one, and what compiles for it."""
+    if not torch.cuda.is_available():
+        return Finding("gpu", "none that torch can use")
+    name, here = torch.cuda.get_device_name(), torch.cuda.get_device_capability()
+    said = f"{name}, compute capability {here[0]}.{here[1]}, {driver.version()}"
+    if here[0] != NEEDS[0]:
+        return Finding("gpu", f"{said}: graphs on it stay with torch, since kernels are made for "
+                       f"compute capability {NEEDS[0]}.x")
+    if not (compiler := (cuda_build.version().strip().splitlines() or [""])[-1]):
+        return Finding("gpu", said, cuda_build.NO_COMPILER)
+    return Finding("gpu", f"{said}, {compiler}")
+
+
 def _kernel() -> Finding:
-    x, number = torch.linspace(-2, 2, 1001), time_ns() % 1_000_003  # in no cache
+    return _run_on("cpu")
+
+
+def _gpu_kernel() -> Finding:
+    usable = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == NEEDS[0]
+    return _run_on("cuda") if usable else Finding("gpu kernel", "there is nothing to run it")
+
+
+def _run_on(place: str) -> Finding:
+    """Build a kernel and run it."""
+    title = "kernel" if place == "cpu" else "gpu kernel"
+    x = torch.linspace(-2, 2, 1001, device=place)
+    number = time_ns() % 1_000_003  # in no cache
 
     def example(x: torch.Tensor) -> torch.Tensor:
         return torch.floor(x) + number
     torch._dynamo.reset()
-    compiled = torch.compile(example, backend="rung", dynamic=False, options={"strict": True})
+    compiled = torch.compile(example, backend=rung, dynamic=False, options={"strict": True})
     try:
         wrong = not torch.equal(compiled(x), example(x))
     except RungError as error:
-        return Finding("kernel", f"{type(error).__name__}: {error}", REPORT)
+        return Finding(title, f"{type(error).__name__}: {error}", REPORT)
     if wrong:
-        return Finding("kernel", "floor(x) + n gives another result than eager", REPORT)
-    return Finding("kernel", "floor(x) + n compiled, ran and agreed with eager")
+        return Finding(title, "floor(x) + n gives another result than eager", REPORT)
+    return Finding(title, "floor(x) + n compiled, ran and agreed with eager")
 
 
 NUMBERS = {
@@ -192,4 +223,5 @@ def _numbers() -> Finding:
                               "(RUNG_CC=clang, or pip install ziglang)"]))
 
 
-CHECKS = (_python, _torch, _backend, _compiler, _openmp, _cpu, _target, _cache, _kernel, _numbers)
+CHECKS = (_python, _torch, _backend, _compiler, _openmp, _cpu, _target, _cache, _kernel, _numbers,
+          _gpu, _gpu_kernel)

@@ -27,14 +27,21 @@ from rung.kernel.ir import Alloc, For
 from rung.program import memory
 from rung.program.ir import KernelCall, Module
 from rung.runtime.stretches import native
-from rung.targets import base
 from rung.targets.base import Target
 from rung.tools import costs, torch_side
 from rung.tools.capture import Capture, Graph
 from rung.tools.costs import Cost
 from rung.tools.flops import bytes_after, bytes_before, flops, peak
 from rung.tools.given import Given, UsageError
-from rung.tools.show import Request, captured, describe, history_of, short, sites_of
+from rung.tools.show import (
+    Request,
+    captured,
+    describe,
+    history_of,
+    short,
+    sites_of,
+    target_of,
+)
 
 MOST = 12  # lines of one list in the default report
 FULL = 3  # kernels of which it tells everything
@@ -80,7 +87,8 @@ def report(given: Given, request: Request, only: Sequence[str] = ()) -> tuple[st
     """The report as text, and as the data that docs/json.md describes."""
     if unknown := [x for x in only if x not in SECTIONS]:
         raise UsageError(f"no section is called {unknown[0]!r}; there are {', '.join(SECTIONS)}")
-    found, target = captured(given, request.train), base.target(request.target)
+    found = captured(given, request.train)
+    target = target_of(found.graphs, request)
     wanted = [x for x in SECTIONS if x in (only or DEFAULT)]
     parts = [[f"{given.label} on {target.name}"], list(_graphs(found))]
     reached = [_reached(graph, target, request, bool(only)) for graph in found.graphs]

@@ -97,7 +97,11 @@ def seconds(run: Thunk) -> float:
 
 
 def captured(calls: Sequence[Thunk]) -> tuple[Thunk, list[Any]]:
-    """Several calls as one graph, and their results, each in memory of its own."""
+    """Several calls as one graph, and their results, each in memory of its own; without a GPU, what
+    does the same."""
+    if not torch.cuda.is_available():
+        first = [call() for call in calls]
+        return partial(_again, calls, first), first
     side = CUDA.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -109,6 +113,13 @@ def captured(calls: Sequence[Thunk]) -> tuple[Thunk, list[Any]]:
     with torch.cuda.graph(graph):
         kept = [call() for call in calls]
     return graph.replay, kept
+
+
+def _again(calls: Sequence[Thunk], kept: Sequence[Any]) -> None:
+    """Calls whose results go to the memory of earlier ones."""
+    for call, old in zip(calls, kept, strict=True):
+        for x, y in zip(tree_leaves(old), tree_leaves(call()), strict=True):
+            x.copy_(y)
 
 
 def rounds(runs: Mapping[str, tuple[Thunk, int]], quick: bool) -> dict[str, float]:
@@ -269,10 +280,10 @@ def _next_step() -> None:
 
 def _begun(step: Thunk, name: str) -> Thunk:
     """A step with what comes before it."""
-    def run() -> None:
+    def run() -> Any:
         if name == "reduce-overhead":
             _next_step()
-        step()
+        return step()
     return run
 
 
@@ -292,7 +303,7 @@ def in_graphs(case: Case, against: Sequence[str], quick: bool) -> Row:
         once, most = seconds(every), max(1, KEPT // max(size * len(sets), 1))
         thunks *= 1 if quick else max(1, min(8, most, round(SAMPLE / once)))
         timed[name] = partial(_all, thunks), len(thunks)
-        if name in GRAPHS or not torch.cuda.is_available():
+        if name in GRAPHS:
             continue
         replay, kept = captured(thunks)
         for x in tree_leaves(kept):

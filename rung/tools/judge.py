@@ -17,7 +17,9 @@ from torch import fx
 
 from rung.core.op import walk
 from rung.core.types import BF16, F16, F32, F64, TensorType
+from rung.frontends.torch import generators
 from rung.frontends.torch.calls import memory_of
+from rung.frontends.torch.generators import States
 from rung.frontends.torch.oracle import to_numpy
 from rung.frontends.torch.tensors import DTYPES, cloned
 from rung.program.ir import Module
@@ -119,7 +121,7 @@ def tolerance(module: Module) -> float:
 def report(run: Callable[..., Results], graph: fx.GraphModule, inputs: Args, bound: float
            ) -> tuple[str, bool]:
     """What to say of `run` beside the same graph in eager, and whether it is wrong."""
-    seed = torch.Generator().manual_seed(0).get_state()
+    seed = generators.seeded(0)
     (got, ours), (want, eagers) = (_outcome(f, cloned(inputs), seed) for f in (run, graph))
     if ours or eagers:
         bad = type(ours) is not type(eagers)
@@ -133,9 +135,9 @@ def report(run: Callable[..., Results], graph: fx.GraphModule, inputs: Args, bou
     return "\n".join([*lines, end]), bool(found)
 
 
-def _outcome(run: Callable[..., Results], args: Args, seed: torch.Tensor
+def _outcome(run: Callable[..., Results], args: Args, seed: States
              ) -> tuple[Results, Exception | None]:
-    torch.set_rng_state(seed)
+    generators.restore(seed)
     try:
         return [*run(*args), *args], None
     except Exception as error:
@@ -143,7 +145,7 @@ def _outcome(run: Callable[..., Results], args: Args, seed: torch.Tensor
 
 
 
-def of_graph(module: fx.GraphModule, inputs: Results, seed: torch.Tensor) -> Reference:
+def of_graph(module: fx.GraphModule, inputs: Results, seed: States) -> Reference:
     """The reference of a graph: its results, and its arguments afterwards."""
     return Reference(cache(partial(widened, module, inputs, seed)), cache(
         lambda: [nudged(module, inputs, seed, n) for n in range(SEEDS)]))
@@ -174,22 +176,18 @@ def _wide(x: torch.Tensor) -> torch.Tensor:
     return x.double() if x.dtype in HALVES else x
 
 
-def widened(module: fx.GraphModule, inputs: Results, seed: torch.Tensor) -> Args | None:
+def widened(module: fx.GraphModule, inputs: Results, seed: States) -> Args | None:
     """Results and arguments afterwards in float64; None where torch cannot do that."""
     wide = [_wide(x) if isinstance(x, torch.Tensor) else x for x in cloned(inputs)]
     return _again(_Wide(module), wide, seed)
 
 
-def _again(run: fx.Interpreter, args: Args, seed: torch.Tensor) -> Args | None:
-    now = torch.get_rng_state()
-    torch.set_rng_state(seed)
+def _again(run: fx.Interpreter, args: Args, seed: States) -> Args | None:
     try:
-        with torch.no_grad():
+        with generators.drawing(seed), torch.no_grad():
             return [*run.run(*args), *args]
     except Exception:  # an operator without float64, or one that wants other types to be equal
         return None
-    finally:
-        torch.set_rng_state(now)
 
 
 # --- what a rounding may change
@@ -206,7 +204,7 @@ class _Unwritten(fx.Interpreter):
         return value
 
 
-def nudged(module: fx.GraphModule, inputs: Results, seed: torch.Tensor, number: int = 0
+def nudged(module: fx.GraphModule, inputs: Results, seed: States, number: int = 0
            ) -> Args | None:
     """Results and arguments afterwards where the arguments are off by a rounding: what jumps, such
     as a comparison of sums, may do so in another place."""
@@ -220,7 +218,8 @@ def off_by_roundings(args: Results, number: int = 0) -> Args:
     memory = {x.untyped_storage()._cdata: x for x in copies if isinstance(x, torch.Tensor)
               and x.layout is torch.strided and x.dtype in (torch.float64, *HALVES)}
     for x in memory.values():
-        flat = torch.empty(0, dtype=x.dtype).set_(x.untyped_storage())
+        flat = torch.empty(0, dtype=x.dtype, device=x.device).set_(x.untyped_storage())
         step = torch.randn(flat.shape, generator=numbers) * torch.finfo(x.dtype).eps
+        step = step.to(x.device)
         flat.copy_(torch.where(flat == flat.round(), flat, flat * (1 + step.to(x.dtype))))
     return copies

@@ -22,14 +22,20 @@ from rung.core.errors import RungError
 from rung.core.op import Func
 from rung.core.types import TensorType
 from rung.frontends.torch.importer import import_graph
-from rung.frontends.torch.tensors import cloned
+from rung.frontends.torch.tensors import HOST, cloned
 from rung.program.ir import Module
-from rung.targets import base
 from rung.targets.base import buffers_of, is_library, symbols_of
 from rung.tools import bisect, judge
 from rung.tools.capture import Graph, capture
 from rung.tools.given import SEED, Given, UserError
-from rung.tools.show import Request, alone, compilation_of, history_of, wrapped
+from rung.tools.show import (
+    Request,
+    alone,
+    compilation_of,
+    history_of,
+    target_of,
+    wrapped,
+)
 
 Args = list[Any]
 Results = Sequence[Any]
@@ -55,10 +61,10 @@ class Graph(torch.nn.Module):
     {code}
 
 
-def tensor(size, stride, dtype, low, high):
+def tensor(size, stride, dtype, low, high, device="cpu"):
     span = 1 + sum((n - 1) * s for n, s in zip(size, stride)) if all(s for s in size) else 0
     x = torch.randn(span) if dtype.is_floating_point else torch.randint(low, high + 1, (span,))
-    return torch.as_strided(x.to(dtype), size, stride)
+    return torch.as_strided(x.to(device, dtype), size, stride)
 
 
 def inputs():
@@ -89,7 +95,7 @@ def repro(given: Given, request: Request, kernel: str = "", out: str = "") -> st
         why = [g.refused for g in found.graphs] or [found.nothing]
         raise UserError(f"{given.label}: there is no graph that rung compiles: {why[0]}")
     for graph in usable:
-        compilation = compilation_of(graph, base.target(request.target), request)
+        compilation = compilation_of(graph, target_of([graph], request), request)
         if differs(graph, compilation):
             graph = shrunk(graph, compilation)
             return text(graph, f"{given.label}: rung and eager differ", request.target, out)
@@ -98,7 +104,7 @@ def repro(given: Given, request: Request, kernel: str = "", out: str = "") -> st
 
 # --- a graph as Python
 
-def text(graph: Graph, title: str, target: str = "cpu", out: str = "") -> str:
+def text(graph: Graph, title: str, target: str = "", out: str = "") -> str:
     """The Python file of one graph on its inputs; with `out`, their values go to a file beside."""
     assert graph.imported is not None
     module, inputs = closed(graph.module, graph.inputs)
@@ -135,11 +141,12 @@ def _input(x: Any) -> str:
     """What makes an input of the same kind; integers within the range of what was given."""
     if not isinstance(x, torch.Tensor):
         return repr(x)
+    where = "" if x.device == HOST else f', device="{x.device}"'
     if x.numel() <= LITERAL and not x.is_floating_point() and x.is_contiguous():
-        return f"torch.tensor({x.tolist()}, dtype={x.dtype})"
+        return f"torch.tensor({x.tolist()}, dtype={x.dtype}{where})"
     whole = not x.is_floating_point() and not x.is_complex() and x.numel()
     low, high = (int(x.min()), int(x.max())) if whole else (0, 1)
-    return f"tensor({tuple(x.shape)}, {x.stride()}, {x.dtype}, {low}, {high})"
+    return f"tensor({tuple(x.shape)}, {x.stride()}, {x.dtype}, {low}, {high}{where})"
 
 
 # --- cutting a graph down
@@ -236,13 +243,15 @@ def _source(node: fx.Node) -> fx.Node:
 # --- a kernel
 
 def _kernel(graphs: Sequence[Graph], request: Request, name: str, as_c: bool) -> str:
-    target, known = base.target(request.target), dict[str, Func]()
+    target, known = target_of(graphs, request), dict[str, Func]()
     for graph in graphs:
         if graph.imported is None:
             continue
         rung = "kernel" if as_c else "tile"
         history = history_of(graph, target, replace(request, rung=rung))
         known |= {k.name: k for k in history.at(rung).kernels}
+        if name in known and as_c and not target.name.startswith("cpu"):
+            raise UserError(f"{name} is no C for {target.name}: without .c it becomes a dump")
         if name in known and as_c and not is_library(known[name]):
             return target.emit([known[name]]) + c_main(known[name], graph.hints)
         if name in known:

@@ -23,7 +23,8 @@ from rung.core.lexer import TOKEN
 from rung.core.op import Block, Func, Op, Value
 from rung.core.origins import Origin
 from rung.core.text import print_func
-from rung.frontends.torch.externs import TORCH
+from rung.frontends.torch.externs import torch_on
+from rung.frontends.torch.tensors import HOST
 from rung.program.ir import Call, KernelCall, Module, Return
 from rung.targets import base
 from rung.targets.base import Target, is_library
@@ -45,7 +46,7 @@ class Request:
     """What the options of `show` and `explain` say."""
 
     rung: str = "all"
-    target: str = "cpu"
+    target: str = ""  # that of the graphs' device
     train: bool = False
     mapping: str = ""
     kernel: str = ""
@@ -59,7 +60,7 @@ def show(given: Given, request: Request) -> str:
     found = captured(given, request.train)
     if not found.graphs:
         raise UserError(f"{given.label}: {found.nothing}")
-    target = base.target(request.target)
+    target = target_of(found.graphs, request)
     if request.kernel:
         return _one(found, target, request)
     if request.rung == "all":
@@ -117,10 +118,18 @@ def untaken(graph: Graph) -> str:
     return f"the {graph.kind} graph stays with torch: {graph.refused}"
 
 
+def target_of(graphs: Sequence[Graph], request: Request) -> Target:
+    """The target that is asked for, else that of the device of the first graph that has one beside
+    the host."""
+    homes = [g.imported.home.type for g in graphs if g.imported]
+    return base.target(request.target or next((x for x in homes if x != HOST.type), HOST.type))
+
+
 def compilation_of(graph: Graph, target: Target, request: Request) -> Compilation:
     """How a graph of the command line is compiled."""
-    return Compilation(target, TORCH, Settings.from_environment().precision, graph.hints,
-                       read_mappings(request.mapping))
+    home = graph.imported.home if graph.imported else HOST
+    return Compilation(target, torch_on(home), Settings.from_environment().precision,
+                       graph.hints, read_mappings(request.mapping))
 
 
 def all_kernels(reached: Sequence[Module]) -> list[Func]:

@@ -24,7 +24,9 @@ from rung.core import origins
 from rung.core.config import Settings
 from rung.core.op import Effect, Func, Op, Value, walk
 from rung.core.options import Options
-from rung.frontends.torch.externs import TORCH
+from rung.frontends.torch import generators
+from rung.frontends.torch.externs import torch_on
+from rung.frontends.torch.generators import States
 from rung.frontends.torch.importer import Imported
 from rung.frontends.torch.oracle import to_numpy
 from rung.frontends.torch.sources import origin_of
@@ -70,16 +72,16 @@ class Verified:
 
     def checked(self, args: Args) -> Results:
         """One call by both; where they differ it is taken back, and eager runs it."""
-        given, before, seed = list(args), cloned(args, self.written), torch.get_rng_state()
+        given, before, seed = list(args), cloned(args, self.written), generators.states()
         ours = eager = Outcome()
         try:
-            ours, drawn = outcome(self.run, args), torch.get_rng_state()
+            ours, drawn = outcome(self.run, args), generators.states()
             twin = cloned(before, self.written)
-            torch.set_rng_state(seed)
+            generators.restore(seed)
             eager = outcome(self.eager, list(twin))
             if type(ours.error) is not type(eager.error):
                 off = f"what it raises: {ours.error!r} instead of {eager.error!r}"
-            elif not eager.error and not drawn.equal(torch.get_rng_state()):
+            elif not eager.error and not generators.alike(drawn, generators.states()):
                 off = "the random numbers that it draws"
             else:
                 off = self.difference([*ours.results, *given], [*eager.results, *twin], before,
@@ -89,13 +91,13 @@ class Verified:
             self.trusted = False
             _warn(off, self.graph(before), ours.error, self.options)
             restore(given, before)
-            torch.set_rng_state(seed)
+            generators.restore(seed)
             return self.eager(given)
         finally:  # an error's traceback has this frame, which must not hold the error
             ours = eager = Outcome()
 
     def difference(self, found: Results, wanted: Results, inputs: Results,
-                   seed: torch.Tensor) -> str:
+                   seed: States) -> str:
         """Which result or argument is wrong, or what else differs."""
         if list(map(_kind, found)) != list(map(_kind, wanted)):
             return "types or shapes"
@@ -187,8 +189,8 @@ def culprit(graph: Graph, options: Options, error: Exception | None = None) -> s
     Layers are not outlined, so that each kernel has operators of its own.
     """
     assert graph.imported is not None
-    compilation = Compilation(target(options.target), TORCH, options.precision, graph.hints,
-                              read_mappings(options.mappings))
+    compilation = Compilation(target(options.target), torch_on(graph.imported.home),
+                              options.precision, graph.hints, read_mappings(options.mappings))
     passes = [p for p in pipeline.PASSES if p.name != "outline"]
     module = compilation.history(graph.imported.func, passes).reached()
     ops, at = _until(error, module.main.body.ops, lines_of(graph.imported.func))

@@ -84,10 +84,11 @@ def test_symbolic_sizes(name: str) -> None:
     fn, make = FUNCTIONS[name]
     run = compiled(fn, dynamic=True)
     args = make(torch.float32)
-    torch.testing.assert_close(run(*args), fn(*args))
+    near = {"rtol": 1e-4, "atol": 1e-4}
+    torch.testing.assert_close(run(*args), fn(*args), **near)
     fewer = tuple(x[:-1] if n == 0 else x for n, x in enumerate(args))
     if name != "cat":
-        torch.testing.assert_close(run(*fewer), fn(*fewer))
+        torch.testing.assert_close(run(*fewer), fn(*fewer), **near)
 
 
 def test_training() -> None:
@@ -169,7 +170,7 @@ def test_captured_by_the_user() -> None:
 
 
 def test_reduce_overhead_gives_results_of_the_callers_own() -> None:
-    w = randn(256, 256)
+    w = randn(256, 256) / 16
     run = torch.compile(lambda x: (torch.relu(x @ w) @ w).softmax(-1).sum(0), backend="rung",
                         mode="reduce-overhead")
     given = [randn(8, 256) for _ in range(8)]
@@ -184,7 +185,7 @@ def test_reduce_overhead_trains() -> None:
     def losses(**how: Any) -> list[float]:
         torch.manual_seed(0)
         torch._dynamo.reset()
-        net = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Dropout(0.2),
+        net = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.GELU(),
                                   torch.nn.Linear(64, 4)).cuda()
         optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
         run, found = torch.compile(net, backend="rung", **how), []
@@ -195,8 +196,7 @@ def test_reduce_overhead_trains() -> None:
             optimizer.step()
             found.append(loss.item())
         return found
-    # Dropout draws other numbers under a graph than outside of one, as all of torch does.
-    assert losses(mode="reduce-overhead")[-1] < 0.5 > losses()[-1]
+    assert losses(mode="reduce-overhead") == pytest.approx(losses(), rel=1e-4)
 
 
 @pytest.mark.parametrize("why, fn", [

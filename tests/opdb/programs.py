@@ -36,6 +36,7 @@ class Item:
     op: str
     dtype: str
     way: str
+    device: str = "cpu"
 
     def __str__(self) -> str:
         return f"{self.op} {self.dtype} {self.way}"
@@ -63,22 +64,22 @@ def entries() -> dict[str, Any]:
     return {".".join(filter(None, (op.name, op.variant_test_name))): op for op in op_db}
 
 
-def items(op: str) -> Iterator[Item]:
+def items(op: str, device: str = "cpu") -> Iterator[Item]:
     """The items of an entry."""
     entry = entries()[op]
-    known = entry.supported_dtypes("cpu")
+    known = entry.supported_dtypes(device)
     for dtype in DTYPES:
         name = str(dtype).removeprefix("torch.")
         if dtype in known:
-            yield Item(op, name, "forward")
+            yield Item(op, name, "forward", device)
             if entry.inplace_variant is not None:
-                yield Item(op, name, "inplace")
-        if dtype is torch.float32 and dtype in entry.supported_backward_dtypes("cpu"):
-            yield Item(op, name, "gradient")
+                yield Item(op, name, "inplace", device)
+        if dtype is torch.float32 and dtype in entry.supported_backward_dtypes(device):
+            yield Item(op, name, "gradient", device)
             if entry.supports_gradgrad:
-                yield Item(op, name, "second")
+                yield Item(op, name, "second", device)
     if entry.error_inputs_func is not None:
-        yield Item(op, "any", "errors")
+        yield Item(op, "any", "errors", device)
 
 
 def programs(item: Item) -> list[Program]:
@@ -87,10 +88,11 @@ def programs(item: Item) -> list[Program]:
     entry = entries()[item.op]
     function = entry.inplace_variant if item.way == "inplace" else entry.op
     if item.way == "errors":
-        samples = [e.sample_input for e in entry.error_inputs("cpu")]
+        samples = [e.sample_input for e in entry.error_inputs(item.device)]
     else:
         grad = item.way in ("gradient", "second")
-        samples = list(entry.sample_inputs("cpu", getattr(torch, item.dtype), requires_grad=grad))
+        samples = list(entry.sample_inputs(item.device, getattr(torch, item.dtype),
+                                           requires_grad=grad))
     if item.way == "inplace":
         samples = [s for s in samples if not s.broadcasts_input]
     if item.op in UNDEFINED:

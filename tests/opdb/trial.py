@@ -115,7 +115,7 @@ def gradients(parts: Sequence[list[torch.Tensor]], wanted: Sequence[torch.Tensor
 def weight(n: int, x: torch.Tensor) -> torch.Tensor:
     """What result `n` counts, element by element."""
     generator = torch.Generator().manual_seed(n)
-    return torch.randn(x.shape, generator=generator, dtype=x.dtype)
+    return torch.randn(x.shape, generator=generator, dtype=x.dtype).to(x.device)
 
 
 def sharing(outs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> set[str]:

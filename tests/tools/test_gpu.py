@@ -52,6 +52,14 @@ def test_a_wrong_row_is_below(monkeypatch: pytest.MonkeyPatch, run: Callable[...
     assert any("WRONG: rung" in line for line in gpu.lines(row))
 
 
+def test_a_graph_that_writes_elsewhere_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one whose kernels have the addresses of the capture's first tensors."""
+    as_rung(monkeypatch, lambda x: 1 + x)
+    monkeypatch.setattr(gpu_ways, "_again", lambda calls, kept: None)
+    row = gpu.measured(case(), EAGER, True)
+    assert row["wrong"]["rung"].startswith("captured: result 0 is off by inf")
+
+
 def test_gradients_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Case("norm", NAMED["layer_norm_backward_16384x4096"].build, how="backward")
     as_rung(monkeypatch, lambda x, w, b: torch.nn.functional.layer_norm(

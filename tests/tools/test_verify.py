@@ -21,6 +21,7 @@ from rung import entry
 from rung.core.expr import parse_expr
 from rung.core.options import Options
 from rung.core.types import BF16, F16, F32
+from rung.frontends.torch import generators
 from rung.frontends.torch.tensors import cloned
 from rung.tools import judge, verify
 from rung.tools.capture import capture
@@ -183,7 +184,7 @@ def test_random_numbers_in_float64_are_those_of_the_graph() -> None:
     def fn(x: Tensor) -> Tensor:
         return torch.dropout(x, 0.5, True) * torch.rand(50)
     (graph,) = capture(Given("fn", fn, (torch.rand(50),)), inputs=True).graphs
-    seed = torch.get_rng_state()
+    seed = generators.states()
     wanted = graph.module(*cloned(graph.inputs))
     exact = judge.widened(graph.module, graph.inputs, seed)
     assert exact and exact[0].dtype == torch.float64
@@ -192,7 +193,7 @@ def test_random_numbers_in_float64_are_those_of_the_graph() -> None:
 
 def test_an_argument_called_as_memory_that_nobody_wrote_is_read() -> None:
     module = torch.fx.symbolic_trace(lambda empty: (empty + 1,))
-    found = judge.nudged(module, [torch.arange(3.0)], torch.get_rng_state())
+    found = judge.nudged(module, [torch.arange(3.0)], generators.states())
     assert found and torch.equal(found[0], torch.arange(3.0) + 1)
 
 

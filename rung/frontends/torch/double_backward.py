@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from rung.frontends.torch import compat
+from rung.frontends.torch import compat, generators
 
 Function: Any = torch.autograd.Function
 Pass = Callable[..., Any]
@@ -89,7 +89,7 @@ def _remembering(forward: Pass, needed: Sequence[bool], updated: Sequence[bool],
         whole = len(needed) == len(args)
         ctx.inputs_of_call = list(map(kept, args, needed, updated)) if whole else list(args)
         ctx.versions_of_inputs = _versions(ctx.inputs_of_call)
-        ctx.drawn_from = torch.get_rng_state() if draws else None
+        ctx.drawn_from = generators.states() if draws else None
         return forward(ctx, *args)
     return run
 
@@ -100,8 +100,9 @@ def _is_plain(x: Any) -> bool:
 
 def _like(x: torch.Tensor) -> Callable[[], torch.Tensor]:
     """What makes a tensor of ones in the layout of `x`, without holding on to it."""
-    shape, strides, dtype, grad = x.shape, x.stride(), x.dtype, x.requires_grad
-    return lambda: torch.empty_strided(shape, strides, dtype=dtype).fill_(1).requires_grad_(grad)
+    shape, strides, grad = x.shape, x.stride(), x.requires_grad
+    kind: dict[str, Any] = {"dtype": x.dtype, "device": x.device}
+    return lambda: torch.empty_strided(shape, strides, **kind).fill_(1).requires_grad_(grad)
 
 
 def _versions(args: Sequence[Any]) -> list[int]:
@@ -120,9 +121,7 @@ def _backward(backward: Pass, graph: fx.GraphModule) -> Pass:
                                "modified by an inplace operation")
         # torch 2.13 hands them over as one list
         given = grads[0] if grads and isinstance(grads[0], list) else grads
-        with torch.random.fork_rng([], enabled=ctx.drawn_from is not None):
-            if ctx.drawn_from is not None:
-                torch.set_rng_state(ctx.drawn_from)
+        with generators.drawing(ctx.drawn_from):
             return _eager(graph, [x() if callable(x) else x for x in inputs], given)
     return run
 

@@ -30,6 +30,13 @@ def driver() -> ctypes.CDLL:
     return found
 
 
+def version() -> str:
+    """Which CUDA the driver is for, such as "driver of CUDA 13.0"; LaunchError if there is none."""
+    number = c_int()
+    call("cuDriverGetVersion", byref(number))
+    return f"driver of CUDA {number.value // 1000}.{number.value % 1000 // 10}"
+
+
 def _words(loaded: ctypes.CDLL, code: int) -> str:
     text = ctypes.c_char_p()
     loaded.cuGetErrorString(code, byref(text))

@@ -1,0 +1,26 @@
+"""A fixed sample of PyTorch's operator database on a GPU: each entry does as eager does."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+
+import pytest
+from opdb.programs import entries, items
+from opdb.trial import run
+
+PLACE = "cuda"
+DTYPES = ("float32", "bfloat16", "int64")
+COUNT, SAMPLES = 190, 4  # entries, and programs of each type
+SAMPLE = sorted(sorted(entries(), key=lambda name: sha256(name.encode()).digest())[:COUNT])
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_an_entry_does_as_eager_does(name: str) -> None:
+    """Values as near to float64's as eager's, types, shapes, strides, shared memory, or the same
+    exception."""
+    wanted = [x for x in items(name, PLACE) if x.dtype in DTYPES and x.way == "forward"]
+    if not wanted:
+        pytest.skip("it has none of these types")
+    found = {str(x): run(x, SAMPLES) for x in wanted}
+    assert {k: t.failed for k, t in found.items() if t.failed} == {}
+    assert any(t.passed or t.torchs for t in found.values())
