@@ -58,11 +58,18 @@ def made_again(graph: fx.Graph) -> None:
             _copy(node, later(node))
     for node in forward:
         users = later(node) if node.op == "call_function" else []
-        if users and _bytes(node) and _has_gaps(node):
+        if users and _bytes(node) and _has_gaps(node) and not (
+                node.meta["val"].is_cuda and _calls_library(users)):
             with graph.inserting_after(node):
                 made = graph.call_function(torch.ops.aten.clone.default, (node,))
             made.meta = node.meta | {"val": node.meta["val"].clone()}
             node.replace_all_uses_with(made, users.__contains__)
+
+
+def _calls_library(users: Iterable[fx.Node]) -> bool:
+    """Whether more than elementwise operators read a tensor, itself or as a view: those of a GPU
+    may ask for rows that begin at multiples, which only gaps give."""
+    return any(_calls_library(n.users) if _is_view(n) else not _is_elementwise(n) for n in users)
 
 
 def _reads(forward: Sequence[fx.Node]) -> dict[fx.Node, int]:
