@@ -205,8 +205,11 @@ def compile_program(program: Func, options: Options, constants: Sequence[Any],
     """The callable of a program: it takes the list of the inputs, which it empties, and gives the
     tensors that the program returns. RungError where some rung, or the target, cannot take it."""
     try:
-        compilation = Compilation(base.target(options.target), externs, options.precision,
-                                  hints, read_mappings(options.mappings))
+        target = base.target(options.target)
+        if options.deterministic:
+            target = replace(target, machine=target.machine.deterministic())
+        compilation = Compilation(target, externs, options.precision, hints,
+                                  read_mappings(options.mappings))
         lines, nodes = lines_of(program), nodes_of(program)
         settings, key = Settings.from_environment(), ""
         if not (trace.active() or settings.check or settings.fresh or settings.keep):

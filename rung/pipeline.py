@@ -20,7 +20,7 @@ from rung.core.machine import Machine
 from rung.core.op import Effect, Func, Vocabulary, walk
 from rung.core.verify import verify
 from rung.kernel import ir as kernel_ir
-from rung.loop import blocks, canonical, fuse, merge_folds, normalize, siblings, split
+from rung.loop import blocks, canonical, fuse, merge_folds, normalize, overlay, siblings, split
 from rung.loop import ir as loop_ir
 from rung.loop import simplify as loop_simplify
 from rung.program import ir as program_ir
@@ -80,8 +80,8 @@ class Context:
         if kernel not in self.seconds:
             late = loop_simplify.simplify(kernel, self.precision)
             self.seconds[kernel] = choose.seconds(
-                normalize.merge_axes(_merge(late, self)), self.machine, self.target.candidates,
-                self.hints, self.libraries)
+                _overlay(normalize.merge_axes(_merge(late, self)), self), self.machine,
+                self.target.candidates, self.hints, self.libraries)
         found = self.seconds[kernel]
         return None if found is None else found + self._fine(kernel)
 
@@ -137,12 +137,19 @@ def merges_folds(kernel: Func, machine: Machine) -> bool:
     """Whether one fold over a row is better than several: where the row does not fit the nearest
     memory, or a contraction would be computed again for each of them."""
     near = min((s.bytes for s in machine.spaces), default=0)
+    if machine.teams and machine.teams.registers:  # a quarter of a block's, of 4 bytes each
+        near = min(near, machine.teams.registers)
     return any(op.product or 4 * (op.extent.const_value or near) > near
                for op in loop_ir.reductions(kernel))
 
 
 def _merge(kernel: Func, context: Context) -> Func:
     return merge_folds.merge(kernel) if merges_folds(kernel, context.machine) else kernel
+
+
+def _overlay(kernel: Func, context: Context) -> Func:
+    """Fewer axes where all of a launch start together; elsewhere a store has loops of its own."""
+    return overlay.overlay(kernel) if context.machine.threaded else kernel
 
 
 def _choice(kernel: Func, context: Context) -> Choice:
@@ -216,6 +223,8 @@ PASSES = (
          "once it is settled which kernel writes what"),
     Pass("loop", "merge_axes", _kernels(lambda k, _: normalize.merge_axes(k)), "reassociates",
          "once nothing but `split` changes nests"),
+    Pass("loop", "overlay", _kernels(_overlay), "exact",
+         "after merge_axes, which takes no masks"),
     Pass("loop", "canonical", lambda m, c: canonical.canonical(m, c.externs.title), "exact",
          "equal kernels are one from here on, under the name that stays"),
     Pass("loop", "split", _split, "reassociates",

@@ -63,7 +63,8 @@ ROLES = {"toy": """map mm_relu on toy
 
 @cache
 def stages(name: str, where: str, mapping: str = "") -> History:
-    """All rungs of a function, as on a machine with two cores, under a mapping that is given."""
+    """All rungs of a function, as on a machine with two cores, or on a GPU without a library of
+    matmuls, under a mapping that is given."""
     fn, args = FUNCTIONS[name]()
     with torch.no_grad():
         (graph,) = capture(Given(name, fn, args)).graphs
@@ -71,6 +72,8 @@ def stages(name: str, where: str, mapping: str = "") -> History:
     found: Any = target(where)
     if where.startswith("cpu"):
         found = replace(found, machine=replace(found.machine, cores=2))
+    if where.startswith("cuda"):
+        found = replace(found, libraries=())
     given = parse_mapping(mapping) if mapping else None
     return lower(graph.imported.func, found,
                                  mappings={given.kernel: given} if given else None)

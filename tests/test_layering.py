@@ -49,6 +49,8 @@ ENVIRONMENT = ("environ", "environb", "getenv", "getenvb")
 TORCH_IS_KNOWN_TO = ("frontends", "entry", "cli", "tools")
 
 ALLOWED: dict[tuple[str, str], str] = {
+    ("rung", "rung.targets.device"):
+        "rung.check() is what a user calls",
     ("rung.targets.libraries", "torch"):
         "calls ATen and oneDNN, for a front end whose tensors are torch's",
 }

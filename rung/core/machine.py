@@ -6,9 +6,10 @@ cores or blocks, `thread` in lockstep, `seq` as a loop, `unroll` as copies, `vec
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rung.core.layout import Panel
+from rung.core.types import DTYPES
 
 GRID, THREAD, SEQ, UNROLL, VECTOR = "grid", "thread", "seq", "unroll", "vector"
 
@@ -24,13 +25,18 @@ class Level:
 
 @dataclass(frozen=True)
 class Space:
-    """A memory space: capacity in bytes, rate in bytes a second, whom it belongs to (a level)."""
+    """A memory space: capacity in bytes, rate in bytes a second, whom it belongs to (a level).
+
+    `atomics` are the updates, each a monoid and an element type, that it makes in one step, so that
+    threads and blocks may meet at an element.
+    """
 
     name: str
     bytes: int
     rate: float
     owner: str = ""
     explicit: bool = False  # a scratchpad: nothing is there that a mover did not bring
+    atomics: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -117,6 +123,19 @@ class Machine:
     def masked(self) -> bool:
         """Whether the tail of an axis is one more masked step instead of separate code."""
         return self.threaded or self.scratchpad
+
+    def atomic(self, monoid: str, dtype: str) -> bool:
+        """Whether the memory of buffers makes such an update in one step."""
+        return (monoid, dtype) in self.spaces[-1].atomics
+
+    def deterministic(self) -> Machine:
+        """The machine without atomic updates whose results depend on their order: sums of floats
+        round."""
+        def exact(monoid: str, dtype: str) -> bool:
+            return monoid != "add" or not DTYPES[dtype].is_float
+
+        return replace(self, spaces=tuple(
+            replace(s, atomics=tuple(x for x in s.atomics if exact(*x))) for s in self.spaces))
 
     def level(self, name: str) -> Level | None:
         return next((x for x in self.levels if x.name == name), None)

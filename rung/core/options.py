@@ -13,7 +13,7 @@ from rung.core.config import PRECISIONS, Settings
 
 MODES = {
     "default": "",
-    "reduce-overhead": "a call already runs no Python between kernels that could be left out",
+    "reduce-overhead": "",
     "max-autotune": "mappings are chosen by price, and none is measured",
     "max-autotune-no-cudagraphs": "mappings are chosen by price, and none is measured",
 }
@@ -33,11 +33,14 @@ class Options:
                              "are approximated stay calls; default keeps chains of bf16 ops in f32",
                              PRECISIONS)
     mappings: str = _option("", "a file of mappings to use, by kernel")
+    deterministic: bool = _option(False, "each run gives the same: no sums of floats by atomic "
+                                  "updates, whose order nothing fixes")
     strict: bool = _option(False, "raise where a graph would otherwise run without rung")
     verify: float = _option(0.0, "this share of calls, 0 to 1, is run again in eager and compared; "
                             "at a difference the graph runs in eager from then on")
     mode: str = _option("default", "as torch.compile(mode=...), which cannot stand beside options; "
-                        "all modes do the same so far", tuple(MODES))
+                        "reduce-overhead replays CUDA graphs, the others do as default so far",
+                        tuple(MODES))
 
     @staticmethod
     def of(given: Mapping[str, object], targets: Sequence[str]) -> Options:

@@ -121,11 +121,10 @@ class Parser(Cursor):
             lanes, buf, subs, mask, _ = self._element()
             by = "" if self.peek() == "=" else self.name()
             self.take("=")
-            how = [by] if by else []
             if by and "combine" not in field_kinds(self.vocabulary.of(StoreBase) or Op):
                 self.fail(f"a {self.vocabulary.kind} has no stores that combine")
-            self.builder.add(self._shared(StoreBase, lanes, buf, subs, self.expression(), mask,
-                                          *how))
+            op: Any = self._shared(StoreBase, lanes, buf, subs, self.expression(), mask)
+            self.builder.add(replace(op, combine=by) if by else op)
         else:
             self._named(names, self.expression())
         self.take(NEWLINE)

@@ -127,19 +127,30 @@ class Load(LoadBase):
 
 @dataclass(frozen=True, eq=False)
 class Store(StoreBase):
-    """Writes a family of vectors."""
+    """Writes a family of vectors.
+
+    With `combine`, a monoid, it is atomic: `y[t,j] add= v` adds to each element in one step that no
+    thread or block sees half of, in any order. Only some memories do it: see `Space.atomics`.
+    """
 
     lanes: int = 1
     unroll: Unroll = ()
+    combine: str = ""
 
     @property
     def family(self) -> VecType:
         """The elements written; the value may have fewer, and is broadcast."""
         return _family(self)
 
+    def check(self) -> None:
+        super().check()
+        if self.combine and (self.combine not in MONOIDS or isinstance(self.buf.type, ArrayType)):
+            raise VerifyError(f"no atomic {self.combine} into {self.buf.type}")
+
     def run(self, interp: Interp, *operands: Any) -> Any:
         _set_lanes(interp, self.lanes)
-        interp.write(operands[0], self.subs, interp.values[self.value], self.mask)
+        how = MONOIDS[self.combine].ufunc if self.combine else None
+        interp.write(operands[0], self.subs, interp.values[self.value], self.mask, how)
 
 
 def _family(op: Load | Store) -> VecType:
@@ -238,10 +249,56 @@ class Combine(Op):
             raise VerifyError(f"no monoid is called {self.monoid!r}")
 
     def run(self, interp: Interp, *operands: Any) -> Any:
-        at = interp.position(self.axis)
-        x = np.asarray(operands[0])
-        x = x.reshape(x.shape or (1,) * len(interp.axes))
+        x, at = _along(interp, operands[0], self.x.type, self.axis)
         return np.expand_dims(MONOIDS[self.monoid].reduce(x, (at,)), at)
+
+
+def _along(interp: Interp, x: np.ndarray, t: Type, axis: Axis) -> tuple[np.ndarray, int]:
+    """A family with all its elements along a thread loop, also where they are the same, and which
+    dimension that is."""
+    at, x = interp.position(axis), np.asarray(x)
+    x = x.reshape(x.shape or (1,) * len(interp.axes))
+    assert isinstance(t, VecType)
+    if axis == LANE or axis in dict(t.unroll):
+        return x, at
+    count = np.size(interp.symbols[axis])
+    return np.broadcast_to(x, (*x.shape[:at], count, *x.shape[at + 1:])), at
+
+
+@dataclass(frozen=True, eq=False)
+class Prefix(Op):
+    """Along an unrolled axis or a thread loop, the family folded from the first position up to each
+    one; if `exclusive`, up to the one before, which is the identity at the first."""
+
+    monoid: str
+    x: Value
+    axis: Axis
+    exclusive: bool = False
+    keyword: ClassVar[str] = "prefix"
+    form: ClassVar[str] = "prefix {monoid} {x} by {axis}"
+    forms: ClassVar[tuple[tuple[str, Mapping[str, Any]], ...]] = (
+        ("exclusive {monoid} {x} by {axis}", {"exclusive": True}),)
+
+    def written(self) -> str:
+        return self.forms[0][0] if self.exclusive else self.form
+
+    def infer(self) -> tuple[Type, ...]:
+        return (self.x.type,)
+
+    def check(self) -> None:
+        t = self.x.type
+        if not isinstance(t, VecType) or t.lanes > 1:
+            raise VerifyError(f"no prefixes of {t}, only of families of single elements")
+        if self.monoid not in MONOIDS:
+            raise VerifyError(f"no monoid is called {self.monoid!r}")
+
+    def run(self, interp: Interp, *operands: Any) -> Any:
+        (x, at), monoid = _along(interp, operands[0], self.x.type, self.axis), MONOIDS[self.monoid]
+        found = monoid.prefixes(x, at)
+        if not self.exclusive:
+            return found
+        first = np.full_like(found.take([0], at), monoid.identity(dtype_of(self.x.type)))
+        return np.concatenate([first, found.take(range(found.shape[at] - 1), at)], at)
 
 
 @dataclass(frozen=True, eq=False)
@@ -257,8 +314,8 @@ class Barrier(Op):
         return None
 
 
-OPS = (Load, Store, KernelIndex, Alloc, Fill, For, If, Yield, Combine, Apply, Barrier, Transfer,
-       Commit, Wait, Ring, Roles, Role, Await, Signal, Map, Const, Cast)
+OPS = (Load, Store, KernelIndex, Alloc, Fill, For, If, Yield, Combine, Prefix, Apply, Barrier,
+       Transfer, Commit, Wait, Ring, Roles, Role, Await, Signal, Map, Const, Cast)
 
 
 def run_kernel_ir(func: Func, arrays: Mapping[str, np.ndarray],
@@ -316,7 +373,7 @@ def _verify_scope(block: Block, scope: set[str], values: set[str]) -> None:
     """Index symbols are sizes, unrolled axes or variables of enclosing loops; none is shadowed."""
     for op in block.ops:
         symbols = {s for e in expressions(op) for s in e.symbols() if not is_size(s)}
-        symbols |= {op.axis} if isinstance(op, Combine | Apply) else set()
+        symbols |= {op.axis} if isinstance(op, Combine | Prefix | Apply) else set()
         lanes = {LANE} if getattr(op, "lanes", 2) > 1 else set()
         if loose := sorted(symbols - scope - lanes):
             raise VerifyError(f"no axis or loop variable is called {', '.join(loose)} here", op)

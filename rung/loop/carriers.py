@@ -23,6 +23,7 @@ from rung.core.types import DType, dtype_of
 Make = Callable[[Op, str], Value]  # appends an op of one result, called by the name if there is one
 Step = Callable[[Make, Sequence[Value], Sequence[Value]], tuple[Value, ...]]
 Over = Callable[[str, Value], Value]  # a monoid over all parallel directions of a value
+Block = Callable[[Make, Sequence[Value], Sequence[Value], Over], tuple[Value, ...]]
 Numbers = tuple[float | int | bool, ...]
 PEAK = "max"  # the monoid of the state from which the weights of the others are computed
 
@@ -32,7 +33,8 @@ class Carrier:
     """`reads[k]` are the inputs that state k depends on, which determine its axes.
 
     `monoids[k]` merges state k, after states are scaled to a common first one. `collapse` merges
-    the states of lanes, unrolled copies and launches.
+    the states of lanes, unrolled copies and launches. `block`, where there is one, is a step over
+    several elements at once, which it collapses: cheaper than as many steps, or a state for each.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Carrier:
     merge: Step
     collapse: Callable[[Make, Sequence[Value], Over], tuple[Value, ...]]
     numpy: Callable[[Sequence[np.ndarray], int], Any]
+    block: Block | None = None
 
     def identities(self, dtype: DType) -> Numbers:
         """The initial value of each state."""
@@ -92,6 +95,20 @@ def _softmax_step(make: Make, state: Sequence[Value], xs: Sequence[Value]) -> tu
     return tuple(out)
 
 
+def _softmax_block(make: Make, state: Sequence[Value], xs: Sequence[Value], over: Over
+                   ) -> tuple[Value, ...]:
+    """One new maximum for all elements, and one scale. A maximum of -inf counts as 0, so that
+    exp(x - m) is 0 for each x of -inf."""
+    top = make(Map("max", (state[0], over(PEAK, xs[0]))), "m")
+    low, zero = (make(Const(c, dtype_of(top.type)), "") for c in (float("-inf"), 0.0))
+    base = make(Map("where", (make(Map("eq", (top, low)), "none"), zero, top)), "base")
+    scale, p = (make(Map("exp", (make(Map("sub", (x, base)), "d"),)), "p")
+                for x in (state[0], xs[0]))
+    parts = [p, *(make(Map("mul", (p, x)), "o") for x in xs[1:])]
+    return (top, *(make(Map("fma", (old, scale, over("add", part))), old.name)
+                   for old, part in zip(state[1:], parts, strict=True)))
+
+
 def _softmax_merge(make: Make, left: Sequence[Value], right: Sequence[Value]
                    ) -> tuple[Value, ...]:
     top = make(Map("max", (left[0], right[0])), "m")
@@ -119,7 +136,9 @@ def _softmax_numpy(xs: Sequence[np.ndarray], at: int) -> Any:
 
 CARRIERS: dict[str, Carrier] = {name: _monoid(name) for name in MONOIDS} | {
     "softmax": Carrier("softmax", 1, (PEAK, "add"), ((0,), (0,)),
-                       _softmax_step, _softmax_merge, _softmax_collapse, _softmax_numpy),
+                       _softmax_step, _softmax_merge, _softmax_collapse, _softmax_numpy,
+                       _softmax_block),
     "attend": Carrier("attend", 2, (PEAK, "add", "add"), ((0,), (0,), (0, 1)),
-                      _softmax_step, _softmax_merge, _softmax_collapse, _softmax_numpy),
+                      _softmax_step, _softmax_merge, _softmax_collapse, _softmax_numpy,
+                      _softmax_block),
 }

@@ -153,6 +153,17 @@ class Device(ABC):
         raise LaunchError(f"{self.target.name} calls no libraries")
 
 
+LATE: list[Callable[[bool], None]] = []
+"""What raises what the checks of a device found that are told of later, after waiting for it or
+not."""
+
+
+def settle(wait: bool = True) -> None:
+    """Raise what the checks of devices found so far, or, after waiting, at all."""
+    for look in LATE:
+        look(wait)
+
+
 def device(target: Target, place: str = "cpu", stream: Callable[[], int] = lambda: 0) -> Device:
     """The device of this machine that runs a target's kernels on the tensors of a place, such as
     `cuda:1`; LaunchError if there is none."""

@@ -7,8 +7,7 @@ buffer, a loop or a branch everything that must not move past it is written.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from rung.core.errors import LoweringError
@@ -32,9 +31,8 @@ from rung.kernel.ir import (
 )
 from rung.targets.base import buffers_of, strides_of, symbols_of
 from rung.targets.c_family import Prelude
+from rung.targets.families import Point, label, points, spread
 from rung.targets.masks import Ends, ends, settled, still_open
-
-Point = tuple[tuple[str, int], ...]  # one step of each unrolled axis
 
 
 @dataclass(frozen=True)
@@ -43,6 +41,7 @@ class Style:
 
     restrict: str = "restrict"
     head: str = "static void {name}({params})"
+    words: frozenset[str] = frozenset()  # of the language, that may name values of the IR
 
 
 class Emitter:
@@ -54,8 +53,9 @@ class Emitter:
         self.lines: list[str] = []
         self.depth = 1
         self.users = uses(func.body)
-        self.names = {v.name for v in (*buffers_of(func), *(
-            v for op in walk(func.body) for v in op.results))}
+        named = (*buffers_of(func), *self.users)
+        self.names = dict.fromkeys((v.name for v in named), False) | dict.fromkeys(
+            style.words, True)
         self.pending: dict[Value, Op] = {}
         self.text: dict[tuple[Value, Point], str] = {}
 
@@ -362,6 +362,8 @@ class Emitter:
     def _store_text(self, op: Store, t: VecType, offset: Expr,
                     values: list[tuple[Value, Expr]], point: Mapping[str, int], value: str,
                     lanes: list[Expr]) -> str:
+        if op.combine:
+            raise LoweringError(f"this target has no atomic {op.combine}")
         run = offset.coefficient(LANE)
         if t.lanes == 1:
             return self.p.store(t.dtype, 1, self._pointer(op.buf, offset, values, point), value)
@@ -474,28 +476,6 @@ def element(n: int) -> str:
 def op_writes(op: Op) -> Value | None:
     """The memory that an op writes."""
     return op.buf if isinstance(op, Store) else op.dst if isinstance(op, Transfer) else None
-
-
-def points(value: Value) -> Iterator[dict[str, int]]:
-    """Every step of a value's unrolled axes."""
-    t = value.type
-    assert isinstance(t, VecType)
-    return spread(t.unroll)
-
-
-def spread(unroll: Sequence[tuple[str, int]] | dict[tuple[str, int], None]
-           ) -> Iterator[dict[str, int]]:
-    axes = list(unroll)
-    for steps in itertools.product(*(range(count) for _, count in axes)):
-        yield dict(zip((name for name, _ in axes), steps, strict=True))
-
-
-def label(value: Value, point: Point, taken: Collection[str]) -> str:
-    """The variable of one member of a family, which is no other value's name: `s` at 2 is `s_2`."""
-    name = "_".join([value.name, *(str(n) for _, n in point)])
-    while point and name in taken:
-        name += "_"
-    return name
 
 
 def _lanes(value: Value) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import prod
 
-from rung.core.machine import UNROLL
+from rung.core.machine import THREAD, UNROLL
 from rung.core.op import Value
 from rung.core.types import axes_of, dtype_of
 from rung.loop import ir as loop
@@ -104,10 +104,14 @@ def _left(tree: Tree, name: str, axis: str, path: Path) -> int:
 
 
 def _registers(tree: Tree) -> None:
-    nest = tree.nest
+    nest, crew, teams = tree.nest, tree.mapping.crew(), tree.nest.machine.teams
     total = sum(prod(nest.count(a, UNROLL) for a in (*axes_of(r.type), op.axis))
                 for op in loop.reductions(tree.kernel) for r in op.results)
-    most = tree.mapping.crew().get("math", (1, 0))[1] or nest.machine.registers
+    threads = prod(s.size or 1 for s in nest.all() if s.kind == THREAD)
+    if teams:
+        threads = sum(count for count, _ in crew.values()) * teams.threads or threads
+    share = teams.registers // threads if teams and teams.registers else nest.machine.registers
+    most = crew.get("math", (1, 0))[1] or min(nest.machine.registers, share // 8 * 8)
     if total > most - SPARE:
         refuse(f"{total} accumulators a thread + {SPARE} > {most} registers")
 

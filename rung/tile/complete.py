@@ -112,18 +112,20 @@ def vector_sets(kernel: Func, axes: Sequence[str]) -> Iterator[tuple[str, ...]]:
             yield tuple(chosen)
 
 
-def free_axes(kernel: Func) -> list[str]:
+def free_axes(kernel: Func, machine: Machine | None = None) -> list[str]:
     """Axes of stores that no fold runs over, in the order of their subscripts."""
     stores = [op for op in kernel.body.ops if isinstance(op, loop.Store)]
-    folded = set(folded_axes(kernel))
+    folded = set(folded_axes(kernel, machine))
     return [a for a in dict.fromkeys(a for op in stores for a in op.nest)
             if a not in folded]
 
 
-def folded_axes(kernel: Func) -> list[str]:
-    """Axes that folds run over; those whose folds read others' results come first."""
+def folded_axes(kernel: Func, machine: Machine | None = None) -> list[str]:
+    """Axes that folds run over; those whose folds read others' results come first. So are those
+    along which stores clash, but where `machine` makes each of their updates in one step."""
     folds = [op.axis for op in loop.folds(kernel)]
-    folds += [a for op in kernel.body.ops if isinstance(op, loop.Store) for a in op.clashing]
+    folds += [a for op in kernel.body.ops if isinstance(op, loop.Store) for a in op.clashing
+              if not (machine and machine.atomic(op.combine, dtype_of(op.buf.type).name))]
     return list(dict.fromkeys(reversed(folds)))
 
 

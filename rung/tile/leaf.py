@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rung.core.expr import Expr, sym
+from rung.core.expr import ZERO, Expr, sym
+from rung.core.machine import THREAD
 from rung.core.op import Op, Value
 from rung.core.ops import Map
 from rung.core.scalar import MONOIDS
-from rung.kernel.ir import Apply, If, Load, Store
+from rung.core.types import VecType
+from rung.kernel.ir import Apply, Combine, If, Load, Prefix, Store
 from rung.loop import ir as loop
 from rung.tile.nest import Spot
 from rung.tile.scope import Scope
-from rung.tile.states import collapse, fill, initial, put, settle
+from rung.tile.states import collapse, fill, in_blocks, initial, over_copies, put, settle
 from rung.tile.stmt import Stmt
 from rung.tile.values import address, compute, is_zero, kept, note_bounds, value, within
 
@@ -70,9 +72,13 @@ def _last_step(stmt: Stmt, scope: Scope) -> Expr | None:
 
 def _write(op: loop.Store, stored: Value, scope: Scope) -> None:
     made, b = scope.tiles.get(op), scope.builder
-    once = [-sym(s.var) for s in scope.tree.nest.repeats(op.nest)]
+    once = [-sym(s.var) for s in scope.tree.nest.repeats(op.nest) if s.kind == THREAD
+            or scope.streams]  # else the others skip it
     a = address(op.subs, op.mask, scope, made, once)
     buf = made.array if made else op.buf
+    if any(map(scope.tree.nest.beside, op.clashing)):
+        b.add(Store(buf, a.subs, stored, a.mask, a.lanes, a.unroll, op.combine))
+        return
     if op.combine in MONOIDS:
         old = b.one(Load(buf, a.subs, a.mask, 0, a.lanes, a.unroll), "t")
         stored = b.one(Map(MONOIDS[op.combine].combine, (old, stored)), "sum")
@@ -101,11 +107,25 @@ def _fold(stmt: Stmt, scope: Scope) -> None:
 
 
 def _scan(stmt: Stmt, scope: Scope) -> None:
-    """One step: the new state is the value at this position too."""
-    op = stmt.fold
-    inputs = [value(v, scope) for v in op.args]
-    scope.running[op] = op.step(scope.builder.one, scope.running[op], inputs)
-    settle(op, scope.running[op], scope)
+    """One step: the new state is the value at this position too; beside each other, the copies and
+    threads of one step have the parts from innermost to outermost, each with all before it."""
+    op, b, spot = stmt.fold, scope.builder, scope.env[stmt.carries]
+    (x,) = [value(v, scope) for v in op.args]
+    state = scope.running.get(op) or initial(op, Spot(ZERO, None), scope)
+    units = [u for u in (*spot.units, *spot.threads) if u.count > 1]
+    family = x.type
+    assert isinstance(family, VecType)
+    if any((u.name, u.count) not in family.unroll for u in spot.units):  # the same in all copies
+        x, = op.step(b.one, initial(op, spot, scope), (x,))
+    found, total = x, x
+    for n, unit in enumerate(sorted(units, key=lambda u: u.step)):
+        before = b.one(Prefix(op.carrier, total, unit.name, n > 0), op.result.name)
+        found = op.step(b.one, (before,), (found,))[0] if n else before
+        total = b.one(Combine(op.carrier, total, unit.name), "total")
+    last = op.step(b.one, state, (total,))
+    if op in scope.running:
+        scope.running[op] = last
+    settle(op, op.step(b.one, state, (found,)) if units else last, scope)
 
 
 def _keep(op: Op, state: Sequence[Value], scope: Scope) -> None:
@@ -118,6 +138,9 @@ def _keep(op: Op, state: Sequence[Value], scope: Scope) -> None:
 def _step(op: loop.Fold, state: tuple[Value, ...], xs: Sequence[Value], spot: Spot, scope: Scope
           ) -> tuple[Value, ...]:
     found = scope.tree.atoms.get(op.results[0].name)
+    if found is None and op.rule.block and in_blocks(op, scope):
+        return op.rule.block(scope.builder.one, state, xs,
+                             lambda monoid, x: over_copies(monoid, x, spot, scope))
     if found is None:
         return op.step(scope.builder.one, state, xs)
     (unit,), name = spot.units, found.atom.name

@@ -15,7 +15,7 @@ from math import prod
 from rung.core.errors import MappingError
 from rung.core.machine import GRID, THREAD, UNROLL, VECTOR, Machine
 from rung.core.op import Func
-from rung.core.types import axes_of
+from rung.core.types import axes_of, dtype_of
 from rung.loop import ir as loop
 from rung.tile import mapping as tile
 from rung.tile.budget import check_budget
@@ -139,35 +139,45 @@ def _reduced(tree: Tree) -> None:
                 refuse(f"{op.results[0].name} reduces {op.axis} on {s.level}: that needs "
                        f"split_fold")
     for scan in (op for op in loop.folds(tree.kernel) if op.prefix):
-        for s in nest.splits[scan.axis]:
-            if _unordered(nest, s):
-                refuse(f"{scan.result.name} scans {scan.axis}, whose steps on {s.level} have no "
-                       f"order")
+        _scanned(nest, scan)
 
 
-def _unordered(nest: Nest, s: Split) -> bool:
-    """Whether steps of a split run beside each other."""
-    return (s.kind not in LOOPS or s.kind == GRID) and _steps(nest, s) > 1
+def _scanned(nest: Nest, scan: loop.Fold) -> None:
+    """Threads of one block, and what each unrolls, take consecutive parts of a scan."""
+    name = scan.result.name
+    for s in nest.beside(scan.axis):
+        if not nest.machine.threaded or s.kind == GRID:
+            refuse(f"{name} scans {scan.axis}, whose steps on {s.level} have no order")
+    for s in nest.splits[scan.axis]:
+        if s.kind in LOOPS and nest.among_threads(s) and _steps(nest, s) > 1:
+            refuse(f"{name} scans {scan.axis}: its threads must be inside of the loop {s.name}")
 
 
 def _clashes(tree: Tree) -> None:
-    """What is combined at places that data say goes in order, and not through a tile."""
-    nest = tree.nest
+    """What is combined at places that data say goes in order, if not in one step each, and not
+    through a tile."""
     for op in (op for op in tree.kernel.body.ops if isinstance(op, loop.Store) and op.combine):
         if tree.mapping.placed(op.buf.name):
             refuse(f"{op.buf.name} is updated where data say: no tile of it is known")
-        for s in (s for a in op.clashing for s in nest.splits[a]):
-            if _unordered(nest, s):
+        for s in (s for a in op.clashing for s in tree.nest.beside(a)):
+            if not tree.nest.machine.atomic(op.combine, dtype_of(op.buf.type).name):
                 refuse(f"{op.buf.name} is updated along {s.axis}, whose steps on {s.level} may "
                        f"meet")
+            if any(x.buf is op.buf and x is not op for x in tree.accesses):
+                refuse(f"{op.buf.name} is accessed twice, and its updates along {s.axis} are in "
+                       f"no order")
 
 
 def _stored(tree: Tree) -> None:
-    """On machines whose blocks start together no block repeats another's stores."""
+    """A store that lacks an axis of the launch is done by the first block or thread along it, while
+    no other of them reads what it overwrites."""
     for op in (op for op in tree.accesses if isinstance(op, loop.Store)):
-        for s in tree.nest.repeats(op.nest):
-            if s.kind == GRID and _steps(tree.nest, s) > 1:
-                refuse(f"every block of {s.axis} would store {op.buf.name} again")
+        lacks = {s.axis for s in tree.nest.repeats(op.nest) if _steps(tree.nest, s) > 1}
+        for s in tree.stmts if lacks else ():
+            alike = isinstance(s.op, loop.Store) and lacks.isdisjoint(s.op.nest)
+            if not alike and any(x.buf is op.buf for x in s.loads):
+                refuse(f"{op.buf.name} is stored by the first step of {', '.join(sorted(lacks))} "
+                       f"and read by all of them")
 
 
 # ---- atoms and combines
@@ -286,7 +296,7 @@ def _states(tree: Tree) -> None:
 
 def _alone(tree: Tree, s: Stmt) -> None:
     """The state of a scan is in registers: no loop of another axis is inside of its own."""
-    path = [node.split for node in tree.paths[s]]
+    path = [node.split for node in tree.paths[s] if node.split not in tree.nest.launch]
     first = next((n for n, t in enumerate(path) if t.axis == s.carries), len(path))
     for t in path[first:]:
         if t.axis != s.carries:

@@ -172,6 +172,11 @@ class Nest:
         """The launch loops whose steps all compute the same of a value over `axes`."""
         return [s for s in self.launch if s.axis not in axes]
 
+    def beside(self, axis: str) -> list[Split]:
+        """The splits of an axis whose steps run beside each other, in no order."""
+        return [s for s in self.splits[axis] if (s.kind not in LOOPS or s.kind == GRID)
+                and self.steps(s) != 1]
+
     def inside(self, split: Split) -> set[str]:
         """Axes with a loop that is this one or inside of it."""
         return {s.axis for s in self.loops[self.loops.index(split):]}

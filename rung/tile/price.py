@@ -101,10 +101,13 @@ class _Pricing:
         return most / ceil(most / cores) if most > 1 else 1
 
     def _busy(self) -> float:
-        """How much of a core its threads keep busy: all of it from 256 on, which hide latency."""
+        """How much of a core its threads keep busy: all of it from 256 on, which hide latency,
+        whether they are of one block or of several that share the core."""
         if not self.threads:
             return 1.0
-        return min(1.0, prod(map(self._steps, self.threads)) / 256)
+        blocks = prod(map(self._steps, self.grid))
+        threads = prod(map(self._steps, self.threads))
+        return min(1.0, threads * ceil(blocks / self.nest.machine.cores) / 256)
 
     def _steps(self, split: Split) -> int:
         return self.nest.steps(split) or 1

@@ -7,6 +7,7 @@ where a loop inside of the fold steps its elements one by one.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rung.core.expr import ZERO, sym
 from rung.core.machine import THREAD
@@ -43,8 +44,9 @@ def begin(start: Start, scope: Scope) -> None:
         _state_arrays(start.stmt, scope)
         scope.running[start.stmt.op] = ()
     else:
-        spot = scope.tree.nest.full(start.stmt.carries, ZERO)
-        scope.running[start.stmt.op] = initial(start.stmt.fold, spot, scope)
+        op = start.stmt.fold
+        spot = Spot(ZERO, None) if op.prefix else scope.tree.nest.full(op.axis, ZERO)
+        scope.running[op] = initial(op, spot, scope)
 
 
 def finish(stmt: Stmt, scope: Scope) -> None:
@@ -61,13 +63,19 @@ def finish(stmt: Stmt, scope: Scope) -> None:
 # ---- families
 def initial(op: loop.Fold, reduced: Spot, scope: Scope) -> tuple[Value, ...]:
     """The identity, in registers for the free splits and the parallel ones of the folded axis."""
-    return tuple(scope.builder.one(Fill(number, (_family(r, reduced, scope),)), r.name)
+    reduced = replace(reduced, units=()) if in_blocks(op, scope) else reduced
+    return tuple(scope.builder.one(Fill(number, (_family(r, op.axis, reduced, scope),)), r.name)
                  for r, number in zip(op.results, op.rule.identities(op.acc), strict=True))
 
 
-def _family(state: Value, reduced: Spot, scope: Scope) -> VecType:
+def in_blocks(op: loop.Fold, scope: Scope) -> bool:
+    """Whether a step takes all copies of the reduced axis, which then have one state."""
+    return op.rule.block is not None and scope.tree.nest.machine.threaded
+
+
+def _family(state: Value, axis: str, reduced: Spot, scope: Scope) -> VecType:
     """The family of a state at a leaf; an instruction sums over the reduced axis by itself."""
-    spots = [scope.env[a] for a in axes_of(state.type)]
+    spots = [scope.env[a] for a in axes_of(state.type) if a != axis]
     spots += [] if state.name in scope.tree.atoms else [reduced]
     if sum(s.lanes > 1 for s in spots) > 1:
         refuse(f"{state.name} varies over two vectorised axes")
@@ -83,15 +91,22 @@ def collapse(op: loop.Fold, state: Sequence[Value], spot: Spot, scope: Scope
         return tuple(state)
 
     def over(monoid: str, x: Value) -> Value:
-        t = x.type
-        assert isinstance(t, VecType)
-        axes = [u.name for u in spot.units if u.name in dict(t.unroll)]
-        axes += [LANE] if spot.lanes > 1 and op.results[0].name not in scope.tree.atoms else []
+        x = over_copies(monoid, x, spot, scope)
+        axes = [LANE] if spot.lanes > 1 and op.results[0].name not in scope.tree.atoms else []
         for axis in (*axes, *(u.name for u in spot.threads if u.count > 1)):
             x = b.one(Combine(monoid, x, axis), x.name)
         return x
 
     return op.rule.collapse(b.one, state, over)
+
+
+def over_copies(monoid: str, x: Value, spot: Spot, scope: Scope) -> Value:
+    """One value of those of all copies of an axis."""
+    t = x.type
+    assert isinstance(t, VecType)
+    for axis in [u.name for u in spot.units if u.name in dict(t.unroll)]:
+        x = scope.builder.one(Combine(monoid, x, axis), x.name)
+    return x
 
 
 # ---- final values

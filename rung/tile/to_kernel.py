@@ -10,6 +10,7 @@ parallel levels, which are combined at the end.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import groupby
 
 from rung.core.expr import ZERO, Expr, sym
 from rung.core.machine import GRID, Machine
@@ -18,7 +19,7 @@ from rung.core.ops import Yield
 from rung.kernel.ir import For, If, Raster, Role, Roles, Unrolled
 from rung.tile import leaf
 from rung.tile import mapping as tile
-from rung.tile.nest import Spot
+from rung.tile.nest import Split, Spot
 from rung.tile.scope import Scope
 from rung.tile.stage import Batch, Stage
 from rung.tile.states import allocate, begin, finish, set_states, states
@@ -67,7 +68,8 @@ class Walk:
         if first is None:
             self.stage.home = self.stage.home or (
                 scope.builder if self.nest.machine.threaded else None)
-            self.emit(nodes, scope)
+            for once, group in groupby(nodes, self._once):
+                self._guarded(once, list(group), scope)
             return
         split, builder = first.split, scope.builder.inner()
         inner = scope.inside(builder)
@@ -89,6 +91,20 @@ class Walk:
         for name, (count, regs) in crew.items():
             roles.add(Role(name, builders[name].block(), count, regs))
         scope.builder.add(Roles(roles.block()))
+
+    def _once(self, node: Node) -> frozenset[Split]:
+        return frozenset.intersection(*(self.tree.once[s] for s in node.stmts))
+
+    def _guarded(self, once: frozenset[Split], nodes: Sequence[Node], scope: Scope) -> None:
+        """What only the first of some blocks needs: the others skip it, but for a role, which
+        would wait for it."""
+        if not once or scope.streams:
+            self.emit(nodes, scope)
+            return
+        then, other = scope.builder.inner(), scope.builder.inner()
+        self.emit(nodes, scope.inside(then))
+        first = tuple(-sym(s.var) for s in sorted(once, key=lambda s: s.order))
+        scope.builder.add(If(first, then.block(), other.block()))
 
     def emit(self, nodes: Sequence[Node], scope: Scope) -> None:
         for node in nodes:

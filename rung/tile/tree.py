@@ -123,8 +123,10 @@ class Tree:
     # ---- making the nest
     def _launched(self, splits: Sequence[Split]) -> tuple[Node, ...]:
         """The grid and thread loops of machines whose threads start all together, around all."""
-        if not splits:
-            return self._nodes(self.stmts, 0, frozenset())
+        if not splits:  # what only some blocks need comes last, apart from the rest
+            apart = sorted(dict.fromkeys(self.once[s] for s in self.stmts), key=len)
+            return tuple(node for once in apart for node in self._nodes(
+                [s for s in self.stmts if self.once[s] == once], 0, frozenset()))
         first, *rest = splits
         return (self._loop(first, self.stmts, (), self._launched(rest)),)
 
@@ -176,6 +178,18 @@ class Tree:
         if split.innermost and not self.nest.masked and not (ragged and blocks):
             return extent // split.step  # a ragged one is apart
         return (extent + (split.step - 1)) // split.step
+
+    @cached_property
+    def once(self) -> dict[Stmt, frozenset[Split]]:
+        """By statement, the grid loops of whose blocks only the first needs it: those over axes
+        that no store behind it has."""
+        found: dict[Stmt, frozenset[Split]] = {}
+        for s in reversed(self.stmts):
+            nests = [found[r] for r in self.stmts if s in r.needs]
+            nests += [frozenset(x for x in self.nest.repeats(s.op.nest) if x.kind == GRID
+                                and self.nest.steps(x) != 1)] if isinstance(s.op, Store) else []
+            found[s] = frozenset.intersection(*nests) if nests else frozenset()
+        return found
 
     # ---- reading it
     @cached_property

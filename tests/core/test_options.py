@@ -20,7 +20,7 @@ def test_defaults_are_the_environments(settings: Callable[..., None]) -> None:
 
 
 @pytest.mark.parametrize(("given", "error", "message"), [
-    ({"speed": 9}, ValueError, "no option 'speed'; it has target, precision, mappings, strict"),
+    ({"speed": 9}, ValueError, "no option 'speed'; it has target, precision, mappings, determ"),
     ({"precision": "half"}, ValueError, "no precision 'half'; it has default, eager"),
     ({"target": "tpu"}, ValueError, "no target 'tpu'; it has cpu, toy"),
     ({"mode": "fast"}, ValueError, "no mode 'fast'; it has default, reduce-overhead, max-autot"),

@@ -14,6 +14,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+import rung
+from rung.core import trace
 from rung.targets.cpu import glue
 from rung.targets.cuda import device as cuda
 
@@ -82,10 +84,11 @@ def test_symbolic_sizes(name: str) -> None:
     fn, make = FUNCTIONS[name]
     run = compiled(fn, dynamic=True)
     args = make(torch.float32)
-    torch.testing.assert_close(run(*args), fn(*args))
+    near = {"rtol": 1e-4, "atol": 1e-4}
+    torch.testing.assert_close(run(*args), fn(*args), **near)
     fewer = tuple(x[:-1] if n == 0 else x for n, x in enumerate(args))
     if name != "cat":
-        torch.testing.assert_close(run(*fewer), fn(*fewer))
+        torch.testing.assert_close(run(*fewer), fn(*fewer), **near)
 
 
 def test_training() -> None:
@@ -166,6 +169,48 @@ def test_captured_by_the_user() -> None:
     torch.testing.assert_close(y, (x * 2).softmax(-1).sum(0))
 
 
+def test_reduce_overhead_gives_results_of_the_callers_own() -> None:
+    w = randn(256, 256) / 16
+    run = torch.compile(lambda x: (torch.relu(x @ w) @ w).softmax(-1).sum(0), backend="rung",
+                        mode="reduce-overhead")
+    given = [randn(8, 256) for _ in range(8)]
+    with trace.listen() as events:
+        found = [run(x) for x in given]
+    for x, y in zip(given, found, strict=True):
+        torch.testing.assert_close(y, (torch.relu(x @ w) @ w).softmax(-1).sum(0))
+    assert [e for e in events if e.place == "graphs" and e.kind == "fired"]
+
+
+def test_reduce_overhead_trains() -> None:
+    def losses(**how: Any) -> list[float]:
+        torch.manual_seed(0)
+        torch._dynamo.reset()
+        net = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.GELU(),
+                                  torch.nn.Linear(64, 4)).cuda()
+        optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
+        run, found = torch.compile(net, backend="rung", **how), []
+        for n in range(8):
+            loss = (run(torch.full((16, 32), n / 8., device="cuda")) - 1).pow(2).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            found.append(loss.item())
+        return found
+    assert losses(mode="reduce-overhead") == pytest.approx(losses(), rel=1e-4)
+
+
+@pytest.mark.parametrize("why, fn", [
+    ("MiB", lambda x: torch.zeros(2 << 20, device="cuda") + x.sum()),
+    ("a tensor on cpu", lambda x: x.cpu() + 1),
+    ("view of an argument", lambda x: (x.t(), x + 1))])
+def test_reduce_overhead_says_what_it_declines(why: str, fn: Fn) -> None:
+    run, x = torch.compile(fn, backend="rung", mode="reduce-overhead"), randn(4, 4)
+    with trace.listen() as events:
+        for _ in range(4):
+            torch.testing.assert_close(run(x), fn(x))
+    assert any(why in e.detail for e in events if e.place == "graphs")
+
+
 def test_an_index_out_of_range_is_told_by_the_next_call() -> None:
     w = randn(10, 8)
     run = compiled(lambda i: F.embedding(i, w) * 2)
@@ -175,6 +220,12 @@ def test_an_index_out_of_range_is_told_by_the_next_call() -> None:
     torch.cuda.synchronize()
     with pytest.raises(IndexError, match="index out of range"):
         run(good)
+    torch.testing.assert_close(run(good), F.embedding(good, w) * 2)
+    run(torch.tensor([1, -30, 3], device="cuda"))
+    with pytest.raises(IndexError, match="index out of range") as caught:
+        rung.check()
+    assert "F.embedding(i, w)" in "".join(caught.value.__notes__)
+    rung.check()
     torch.testing.assert_close(run(good), F.embedding(good, w) * 2)
 
 
@@ -208,6 +259,7 @@ torch.testing.assert_close(f(x), x.softmax(-1) + x.sum())
 
 
 def test_a_warm_start_lowers_nothing(tmp_path: Path) -> None:
-    env = os.environ | {"RUNG_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    env = os.environ | {"RUNG_CACHE_DIR": str(tmp_path), "RUNG_FRESH": "0",
+                        "PYTHONPATH": os.pathsep.join(sys.path)}
     for warm in (False, True):
         subprocess.run([sys.executable, "-c", WARM.format(warm=warm)], check=True, env=env)

@@ -403,6 +403,7 @@ def test_options_reach_the_pipeline(pipeline: OraclePipeline) -> None:
     compiled(relu_mm, precision="eager", target="cpu.base")(*relu_mm_inputs(3, F32))
     (options,) = pipeline.options
     assert (options.precision, options.target, options.strict) == ("eager", "cpu.base", True)
+    assert not options.deterministic
 
 
 def test_inductor_is_not_loaded() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,14 +11,19 @@ import sympy
 import torch
 from frontends.capture import check, traced
 from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._sympy.functions import CleanDiv, FloorDiv, Mod, ModularIndexing, PythonMod
 
 from rung.core.errors import Unsupported
 from rung.core.expr import is_size
 from rung.core.op import RESERVED, Effect
+from rung.core.parse import parse_module
+from rung.frontends.torch.aten import lower
 from rung.frontends.torch.importer import import_graph
 from rung.frontends.torch.types import to_expr, type_of
+from rung.program import ir as program
 
 aten = torch.ops.aten
 
@@ -209,3 +215,41 @@ def test_a_size_that_torch_states_wrongly_is_refused() -> None:
 def test_sizes_that_depend_on_data_are_read_off_the_result() -> None:
     assert "u0 = call aten.sym_size.int(index1, 0) : index" in text(
         lambda x: x[x > 0], torch.ones(3))
+
+
+# ---- devices
+
+def on_a_gpu(fn: Callable[..., Any], *shapes: tuple[int, ...]) -> str:
+    """The program of a function of tensors of a GPU, which nothing here has."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        given = [torch.empty(shape, device="cuda") for shape in shapes]
+        found = import_graph(make_fx(lambda *x: list(fn(*x)), tracing_mode="fake")(*given))
+    assert str(found.home) == "cuda:0"
+    assert str(parse_module(str(found.func), {"program": program.VOCABULARY})[0]) == str(found.func)
+    return str(found.func)
+
+
+def test_tensors_elsewhere_say_so_and_stay_with_torch() -> None:
+    text = on_a_gpu(lambda x: (x.cpu() + 1, x * 2), (2, 3))
+    assert "_to_copy = call aten._to_copy.default(arg0_1" in text and ": f32[2,3] on cpu" in text
+    lowered = str(lower(parse_module(text, {"program": program.VOCABULARY})[0]))
+    assert "call aten.add.Tensor(_to_copy, 1) : f32[2,3] on cpu" in lowered
+    assert "aten.mul" not in lowered
+
+
+def test_scalars_of_the_host_are_brought_to_where_the_program_runs() -> None:
+    text = on_a_gpu(lambda x: (x + x.sum().cpu(), x.masked_fill(x > 0, x.max().cpu())), (2, 3))
+    assert text.count('call aten._to_copy.default(_to_copy, device="device:cuda:0") : f32[]\n') == 1
+    assert text.count('device="device:cuda:0") : f32[]\n') == 2
+
+
+def test_one_accelerator_at_a_time() -> None:
+    with FakeTensorMode(), pytest.raises(Unsupported, match="tensors on cuda:0 and meta"):
+        x, y = torch.empty(2, device="cuda"), torch.empty(2, device="meta")
+        import_graph(make_fx(lambda x, y: [x + 1, y + 1], tracing_mode="fake")(x, y))
+
+
+def test_integers_are_divided_by_zero_without_an_error_on_gpus_alone() -> None:
+    x = torch.ones(3, dtype=torch.long)
+    func = import_graph(make_fx(lambda x, y: [x // y])(x, x)).func
+    assert "check" in str(lower(func)) and "check" not in str(lower(func, divides=True))

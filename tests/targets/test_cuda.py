@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -10,11 +11,12 @@ from pathlib import Path
 import pytest
 from mapped import KERNELS, VOCABULARIES, Anyhow, Late, difference, kernel
 
-from rung.core.errors import TargetCompileError
-from rung.core.op import Func
+from rung.core.errors import LaunchError, MappingError, TargetCompileError
+from rung.core.op import Block, Func, Op, walk
 from rung.core.parse import parse_module
-from rung.kernel.ir import Raster
+from rung.kernel.ir import For, If, Prefix, Raster, Store
 from rung.kernel.moves import Engine
+from rung.targets.base import target
 from rung.targets.cuda.build import build, nvcc
 from rung.targets.cuda.candidates import candidates
 from rung.targets.cuda.emit import emit, launch_shape
@@ -22,8 +24,8 @@ from rung.targets.cuda.machine import SM90
 from rung.tile.legality import check
 from rung.tile.mapping import parse_mapping
 from rung.tile.to_kernel import to_kernel
+from rung.tools.fuzz.mappings import launches
 
-ONE_STORE = [name for name in KERNELS if name != "headed"]  # there are no candidates of others
 RAGGED = (1, 13, 500, 512, 1000)
 GEMM = """map relu_mm on cuda.sm90
   i: grid *, thread 16, reg 2
@@ -44,14 +46,16 @@ def sizes(name: str, n: int, other: int = 21) -> dict[str, int | str]:
         return {"M": other, "K": n, "N": 19}
     if name in ("softmax", "colsum", "inplace", "share"):
         return {"M": n, "N": other} if name == "colsum" else {"M": other, "N": n}
-    if name == "tally":
+    if name in ("tally", "scatter"):
         return {"M": other, "N": n, "L": 4}
+    if name == "apart":
+        return {"M": other, "N": n, "K": 19}
     return {"H": 2, "G": 2, "D": 16, "L": max(n, 4)}
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("n", RAGGED)
-@pytest.mark.parametrize("name", ONE_STORE)
+@pytest.mark.parametrize("name", KERNELS)
 def test_ragged_sizes_on_numpy(name: str, n: int, dtype: str) -> None:
     if name in ("attend", "online", "relu_mm", "norm_proj", "kept") and n > 512:
         n = 129  # the interpreter takes seconds there; nvcc below sees the real sizes
@@ -70,6 +74,159 @@ def test_the_source_has_the_parts_of_the_mapping() -> None:
                  "cp_async_wait<0>();", "__syncthreads();", "arena[16896]"):
         assert part in text
     assert "#include" not in text
+
+
+def under(name: str, text: str, dtype: str = "f32", **shape: int | str) -> Func:
+    """A kernel under the axis lines of a mapping, which is legal."""
+    func = kernel(name, dtype, **shape)
+    mapping = parse_mapping(f"map {name} on cuda.sm90\n{text}")
+    check(func, mapping, SM90)
+    return func.with_attr("mapping", mapping)
+
+
+def planted(func: Func, change: Callable[[Op], Op]) -> Func:
+    """Kernel IR with some of its ops changed."""
+    def one(op: Op) -> Op:
+        op = op.map({}, lambda b: Block(b.args, tuple(map(one, b.ops)))) if op.blocks() else op
+        return change(op)
+    return func.with_ops(map(one, func.body.ops))
+
+
+SCANS = ("i: grid *\nj: seq *, thread 8", "i: grid *\nj: seq *, thread 8, reg 3",
+         "i: grid *, thread 2\nj: seq *, reg 3, thread 4", "i: grid *, reg 2\nj: thread 128, reg 8",
+         "i: grid *\nj: thread 16, reg 4, thread 16", "j: seq *, thread 64\ni: grid *, thread 4")
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("n", (1, 13, 500, 1000))
+@pytest.mark.parametrize("text", SCANS)
+def test_scans_over_threads_and_copies(text: str, n: int, dtype: str) -> None:
+    func = under("share", text, dtype, M=5, N=n)
+    assert difference(func, SM90) < (1e-3 if dtype == "f32" else 0.3)
+
+
+@needs_nvcc
+def test_scans_compile(tmp_path: Path) -> None:
+    kernels = [replace(to_kernel(under("share", text, dtype, M=5, N=n), SM90),
+                       name=f"s{number}_{dtype}_{n}") for number, text in enumerate(SCANS)
+               for dtype in ("f32", "bf16") for n in (13, 1000)]
+    assert build(emit(kernels), tmp_path).spills() == []
+
+
+def test_a_scan_that_adds_a_threads_own_part_twice_is_caught() -> None:
+    func = under("share", SCANS[1], M=5, N=100)
+    wrong = planted(to_kernel(func, SM90), lambda op: replace(op, exclusive=False) if isinstance(
+        op, Prefix) else op)
+    assert difference(func, SM90) < 1e-3 < difference(func, SM90, lowered=wrong)
+
+
+UPDATES = ("i: grid *\nj: grid *, thread 8", "i: seq *, thread 4\nj: grid *, reg 2, thread 4",
+           "i: grid *, thread 4, reg 2\nj: seq *, thread 4", "j: seq *\ni: grid *, reg 3")
+
+
+@pytest.mark.parametrize("n", (1, 13, 500))
+@pytest.mark.parametrize("text", UPDATES)
+def test_updates_that_meet_are_atomic(text: str, n: int) -> None:
+    func = under("scatter", text, M=21, N=n, L=4)
+    lowered = to_kernel(func, SM90)
+    assert all(op.combine for op in walk(lowered.body) if isinstance(op, Store))
+    assert str(parse_module(str(lowered), VOCABULARIES)[0]) == str(lowered)
+    assert difference(func, SM90, lowered=lowered) < 1e-3
+
+
+def test_updates_that_are_lost_are_caught() -> None:
+    func = under("scatter", UPDATES[2], M=21, N=13, L=4)
+    wrong = planted(to_kernel(func, SM90), lambda op: replace(op, combine="") if isinstance(
+        op, Store) else op)
+    assert difference(func, SM90, lowered=wrong) > 0.1
+
+
+def test_sums_of_floats_go_in_order_where_each_run_is_to_give_the_same() -> None:
+    func, ordered = kernel("scatter", M=21, N=300, L=4), SM90.deterministic()
+    with pytest.raises(MappingError, match="y is updated along i, whose steps on grid may meet"):
+        check(func, under("scatter", UPDATES[0], M=21, N=300, L=4).attr("mapping"), ordered)
+    for machine, combined in ((SM90, {"y": "add"}), (ordered, {"y": ""})):
+        mapped = func.with_attr("mapping", next(iter(candidates(func, machine))))
+        lowered = to_kernel(mapped, machine)
+        stores = {op.buf.name: op.combine for op in walk(lowered.body) if isinstance(op, Store)}
+        assert difference(mapped, machine, lowered=lowered) < 1e-3
+        assert stores.items() >= combined.items()
+
+
+@needs_nvcc
+def test_updates_compile(tmp_path: Path) -> None:
+    kernels = [replace(to_kernel(under("scatter", text, M=21, N=500, L=4), SM90), name=f"u{n}")
+               for n, text in enumerate(UPDATES)]
+    assert build(emit(kernels), tmp_path).spills() == []
+
+
+APART = ("i: grid *\nj: grid *, thread 8\nk: seq *, thread 4\nh: grid *",
+         "i: grid *\nj: seq *, thread 8\nh: grid *, thread 4\nk: seq *",
+         "h: grid *, reg 2\ni: seq *\nj: seq *\nk: thread 32")
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("n", (1, 13, 100))
+@pytest.mark.parametrize("text", APART)
+def test_stores_over_unlike_axes(text: str, n: int, dtype: str) -> None:
+    func = under("apart", text, dtype, M=7, N=n, K=19)
+    assert difference(func, SM90) < (1e-3 if dtype == "f32" else 0.3)
+
+
+def test_what_every_block_stores_again_is_caught() -> None:
+    """Plain stores would give the same again, updates do not."""
+    func = under("scatter", UPDATES[0], M=21, N=13, L=4)
+    lowered = to_kernel(func, SM90)
+    assert sum(isinstance(op, If) for op in walk(lowered.body)) == 1
+    wrong = planted(lowered, lambda op: replace(op, cond=()) if isinstance(op, If) else op)
+    assert difference(func, SM90, lowered=lowered) < 1e-3
+    assert difference(func, SM90, lowered=wrong) >= 1
+
+
+def test_blocks_skip_the_folds_of_what_only_the_first_stores() -> None:
+    (branch,) = [op for op in walk(to_kernel(under("apart", APART[0], M=7, N=13, K=19), SM90).body)
+                 if isinstance(op, If) and any(isinstance(x, For) for x in walk(op.then))]
+    assert {op.buf.name for op in walk(branch.then) if isinstance(op, Store)} == {"w"}
+
+
+FORMS = ([("share", text, {"M": 5, "N": n}) for text in SCANS for n in (1, 100, 500)]
+         + [("scatter", text, {"M": 21, "N": n, "L": 4}) for text in UPDATES for n in (1, 100)]
+         + [("apart", text, {"M": 7, "N": n, "K": 19}) for text in APART for n in (1, 100)])
+
+
+def test_sources_of_the_forms_run_without_races() -> None:
+    """On the emulator, which watches the memory of all threads."""
+    emulated = target("cuda-emulated")
+    made = [under(name, text, **shape) for name, text, shape in FORMS]
+    lowered = [replace(to_kernel(func, SM90), name=f"k{n}") for n, func in enumerate(made)]
+    for func, kernel_ir, run in zip(made, lowered, launches(lowered, emulated), strict=True):
+        assert difference(func, SM90, lowered=kernel_ir, run=run) < 1e-3
+
+
+@pytest.mark.parametrize(("name", "text", "old", "new", "fault"), [
+    ("share", SCANS[5], "    place[tid] = x;\n    __syncthreads();", "    place[tid] = x;",
+     "a race"),
+    ("share", SCANS[3], "__shfl_up_sync(mask, x, STRIDE)", "x", ""),
+    ("scatter", UPDATES[2], "atomicAdd(&y[", "sum(&y[", "a race"),
+    ("scatter", UPDATES[2], "found = atomicCAS((W *)at, was, *(W *)&next);",
+     "found = was, *(W *)at = *(W *)&next;", "a race"),
+    ("scatter", UPDATES[0], "if (-jb >= 0", "if (jb >= 0", "")])
+def test_faults_in_the_forms_are_caught(name: str, text: str, old: str, new: str, fault: str
+                                        ) -> None:
+    emulated, shape = target("cuda-emulated"), [s for n, _, s in FORMS if n == name][-1]
+    func = under(name, text, **shape)
+    lowered = to_kernel(func, SM90)
+    source = emulated.emit([lowered])
+    assert old in source
+    source = source.replace(old, new)
+    if new.startswith("sum("):
+        source = "template <class T> static void sum(T *p, T x) { *p += x; }\n" + source
+    (run,) = launches([lowered], emulated, source)
+    if fault:
+        with pytest.raises(LaunchError, match=fault):
+            difference(func, SM90, lowered=lowered, run=run)
+    else:
+        assert not difference(func, SM90, lowered=lowered, run=run) < 1e-3
 
 
 @pytest.mark.parametrize(("dtype", "parts"), [
@@ -201,7 +358,7 @@ def test_a_refusal_keeps_source_log_and_command(tmp_path: Path) -> None:
 
 
 @needs_nvcc
-@pytest.mark.parametrize("name", ONE_STORE)
+@pytest.mark.parametrize("name", KERNELS)
 def test_sources_compile(name: str, tmp_path: Path) -> None:
     kernels = []
     for dtype in ("f32", "bf16"):

@@ -139,6 +139,12 @@ CASES: list[tuple[Machine, str, dict[str, int | str], str, str]] = [
      "place y in scratchpad at i.seq by dma", "no tile of it is known"),
     (AVX512, "share", {"M": 4, "N": 64}, "j: l1 *\ni: seq *",
      "c scans j, and has a loop over i inside of its own"),
+    (SM90, "share", {"M": 4, "N": 64}, "i: grid *\nj: thread 8, seq *",
+     "c scans j: its threads must be inside of the loop j.seq"),
+    (SM90, "tally", {"M": 4, "N": 64, "L": 4}, "i: grid *\nj: seq *",
+     "z is updated along i, whose steps on grid may meet"),
+    (SM90, "relu_mm", MM, "i: grid *, thread 32, reg 8\nj: grid *, thread 32, reg 8\nk: seq *",
+     r"64 accumulators a thread \+ 48 > 64 registers"),
     (AVX512, "relu_mm", MM, "i: seq 4, reg 4\nj: seq *, simd 16\nk: seq *", "the sizes cover 16"),
 ]
 
@@ -203,6 +209,26 @@ def test_what_a_store_overwrites_is_read_no_later() -> None:
     for mapping in (func.attr("mapping"), both):
         check(func, mapping, AVX512)
         assert difference(func.with_attr("mapping", mapping), AVX512) == 0
+
+
+@pytest.mark.parametrize("level", ["grid *", "thread 8"])
+def test_what_the_first_block_or_thread_overwrites_no_other_reads(level: str) -> None:
+    text = ("kernel f(x: f32[4] mutated, c: f32[8]) -> y: f32[4,8], z: f32[4]\n"
+            "  z[i] = x[i] * 3.0\n  y[i,j] = {} * 2.0\n  x[i] = x[i] + 1.0")
+    mapping = parse_mapping(f"map f on cuda.sm90\ni: grid *\nj: {level}")
+    alone, read = (parse_module(text.format(x), {"kernel": VOCABULARY})[0]
+                   for x in ("c[j]", "(c[j] * x[i])"))
+    check(alone, mapping, SM90)
+    assert difference(alone.with_attr("mapping", mapping), SM90) == 0
+    with pytest.raises(MappingError, match="x is stored by the first step of j and read by all"):
+        check(read, mapping, SM90)
+
+
+def test_updates_in_no_order_have_their_buffer_to_themselves() -> None:
+    (func,) = parse_module("kernel f(x: f32[9], at: i64[9], y: f32[4] mutated) -> z: f32[9]\n"
+                           "  z[i] = y[at[i]]\n  y[at[i]] add= x[i]", {"kernel": VOCABULARY})
+    with pytest.raises(MappingError, match="y is accessed twice, and its updates along i are in"):
+        check(func, parse_mapping("map f on cuda.sm90\ni: thread 16"), SM90)
 
 
 @pytest.mark.parametrize(("machine", "text"), [

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
 from torch import fx
 from torch._dynamo.backends.registry import register_backend
 
@@ -51,7 +52,8 @@ class Backend:
                  mode: str | None = None, options: Mapping[str, object] | None = None
                  ) -> Callable[..., Any]:
         """Compile one graph of Dynamo, its backward included."""
-        given = {"mode": mode} if mode else {}
+        given: dict[str, object] = {"deterministic": torch.are_deterministic_algorithms_enabled()}
+        given |= {"mode": mode} if mode else {}
         chosen = Options.of(given | dict(options or {}), self.targets)
         if why := MODES[chosen.mode]:
             _warn_once(f"mode {chosen.mode!r} does what 'default' does: {why}")

@@ -9,6 +9,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 import torch
+from torch import fx
 
 from rung.core.expr import Expr
 from rung.core.op import Value
@@ -68,6 +69,29 @@ def memory_of(target: str) -> str:
     schema = overload(target)._schema if schema_of(target) else None
     views = schema and not schema.is_mutable and any(r.alias_info for r in schema.returns)
     return "view" if views else ""
+
+
+def effect_of(node: fx.Node) -> str:
+    """The effect of a call of an operator, "" if there is none."""
+    op: Any = node.target
+    schema = op._schema
+    if schema.is_mutable:
+        return "mutates"
+    if torch.Tag.nondeterministic_seeded in op.tags:
+        return "" if _drops_nothing(node, schema) else "rng"
+    if op.namespace == "_c10d_functional":
+        return "ordered"
+    return "" if schema.returns else "raises"
+
+
+def _drops_nothing(node: fx.Node, schema: Any) -> bool:
+    """Whether an op is random only by a dropout that is 0 here, as attention in inference."""
+    for n, argument in enumerate(schema.arguments):
+        if argument.name == "dropout_p":
+            given = node.args[n] if n < len(node.args) else node.kwargs.get(
+                argument.name, argument.default_value)
+            return bool(given == 0)
+    return False
 
 
 @cache

@@ -54,9 +54,11 @@ def axis_exprs(rank: int) -> tuple[Expr, ...]:
 
 
 class Emit:
-    """Appends the ops of one call, whose results have `types`."""
+    """Appends the ops of one call, whose results have `types`; `divides` says whether integers are
+    divided by zero without an error, as on GPUs."""
 
-    def __init__(self, builder: Builder, types: tuple[Type, ...]):
+    def __init__(self, builder: Builder, types: tuple[Type, ...], divides: bool = False):
+        self.divides = divides
         self.builder = builder
         self.types = types
 
@@ -180,8 +182,9 @@ class Emit:
 
     def check_nonzero(self, x: Value) -> None:
         """Raise as torch does where integers are divided by 0."""
-        self.check(self.map("ne", x, 0), Expr.of(1), Expr.of(2), "RuntimeError",
-                   "ZeroDivisionError")
+        if not self.divides:
+            self.check(self.map("ne", x, 0), Expr.of(1), Expr.of(2), "RuntimeError",
+                       "ZeroDivisionError")
 
     # ---- reductions
     def axes(self, x: Value, dim: int | Sequence[int] | None) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
 from pkgutil import resolve_name
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch import fx
@@ -33,7 +33,7 @@ from rung.core.errors import Unsupported
 from rung.core.expr import ONE, ZERO, Expr, is_size, may_be_negative, sym
 from rung.core.op import RESERVED, Block, Func, Names, Op, Value, expressions
 from rung.core.types import INDEX, TensorType, Type, contiguous, shape_of
-from rung.frontends.torch.calls import memory_of
+from rung.frontends.torch.calls import effect_of, memory_of
 from rung.frontends.torch.compat import (
     Sympy,
     auto_functionalized,
@@ -44,6 +44,7 @@ from rung.frontends.torch.compat import (
     with_effects,
 )
 from rung.frontends.torch.higher import APPLY, FUNCTION, Applied, View
+from rung.frontends.torch.places import brought, home_of, is_scalar, takes_scalars
 from rung.frontends.torch.promises import is_promised, promise
 from rung.frontends.torch.sources import origin_of
 from rung.frontends.torch.tensors import HOST
@@ -70,17 +71,6 @@ class Imported:
     results: tuple[Result, ...]
     tokens: tuple[int, ...] = ()  # of inputs by which torch orders effects, and which hold nothing
     home: torch.device = HOST
-
-
-def home_of(gm: fx.GraphModule) -> torch.device:
-    """The device that a graph runs on: the one accelerator that a tensor of it is on, or the host.
-    Unsupported if there are several, or tensors without memory."""
-    found = {x.device for node in gm.graph.nodes for x in _leaves(node.meta.get("val"))
-             if isinstance(x, torch.Tensor)}
-    others = found - {HOST}
-    if len(others) > 1 or any(d.type != "cuda" for d in others):
-        raise Unsupported(f"tensors on {' and '.join(sorted(map(str, found)))}")
-    return others.pop() if others else HOST
 
 
 def import_graph(gm: fx.GraphModule, name: str = "main",
@@ -140,7 +130,6 @@ class _Importer:
         self.symbols: set[str] = set()  # names of sizes and numbers that are taken
         self.unread: set[str] = set()  # sizes that the result of a call tells
         self.home = home_of(gm)
-        self.homes: dict[Value, Value] = {}  # copies there of what lies elsewhere
         self.known: dict[Sympy, Expr] = {}  # what sympy's expressions are called here
         self.promises: list[program.Call] = []  # checks of sizes, some of which are not read yet
         self.written = {n.args[0] for n in gm.graph.nodes if _writes_back(n)}
@@ -196,7 +185,7 @@ class _Importer:
             size = self.env[node] = self._size(val)
             taken = {p.name for p in self.params}
             hint = str(size) if size.is_symbol() and str(size) not in taken else hint
-        value = self._value(hint, kind, role)
+        value = self.value(hint, kind, role)
         self.params.append(value)
         self.env.setdefault(node, value)
 
@@ -204,11 +193,11 @@ class _Importer:
         path = str(node.target)
         found = operator.attrgetter(path)(self.gm)
         if isinstance(found, torch.Tensor) and path not in self.constants:
-            value = self._value(path.replace(".", "_").lstrip("_"), self._type(found), "const")
+            value = self.value(path.replace(".", "_").lstrip("_"), self._type(found), "const")
             self.constants[path] = value, found
         self.env[node] = self.constants[path][0] if path in self.constants else found
 
-    def _value(self, hint: str, kind: Type, role: str = "") -> Value:
+    def value(self, hint: str, kind: Type, role: str = "") -> Value:
         """A new value; one that is a size is called by its symbol, as types refer to it."""
         return Value(hint if kind == INDEX and is_size(hint) else self.names(hint), kind, role)
 
@@ -257,7 +246,7 @@ class _Importer:
         """A new symbol for an integer that the host computes, or is given."""
         symbol = self._symbol(f"{'z' if signed else 'u'}{next(self.fresh)}")
         if self.computes and target:
-            self._compute(Value(str(symbol), INDEX), target, args)
+            self.compute(Value(str(symbol), INDEX), target, args)
         return symbol
 
     def _symbol(self, name: str) -> Expr:
@@ -268,7 +257,7 @@ class _Importer:
         self.symbols.add(name)
         return sym(name)
 
-    def _compute(self, value: Value, target: str, args: Sequence[object], **named: object) -> Value:
+    def compute(self, value: Value, target: str, args: Sequence[object], **named: object) -> Value:
         given = (*(("", a) for a in args), *named.items())
         self.ops.append(program.Call(target, given, (value.type,), results=(value,)))
         return value
@@ -281,8 +270,8 @@ class _Importer:
         if given.shape == shape or len(given.shape) != len(shape) or any(
                 a is ONE is not b for a, b in zip(given.shape, shape, strict=True)):
             return value
-        made = self._value(value.name, replace(given, shape=shape, strides=None))
-        return self._compute(made, "aten.reshape.default", (value, shape))
+        made = self.value(value.name, replace(given, shape=shape, strides=None))
+        return self.compute(made, "aten.reshape.default", (value, shape))
 
     def _number(self, node: fx.Node) -> Value | Expr | float:
         """What a node makes of numbers: an expression, or a value that the host computes."""
@@ -294,7 +283,7 @@ class _Importer:
         if isinstance(x, torch.SymInt):
             e = size_expr(x)
             return self.known.setdefault(e, self._host(target, args, is_signed(x, e)))
-        return self._compute(self._value(node.name, type_of(x)), target, args)
+        return self.compute(self.value(node.name, type_of(x)), target, args)
 
     def _function(self, node: fx.Node) -> None:
         val = node.meta.get("val")
@@ -339,7 +328,7 @@ class _Importer:
             return x
 
         given = tree_map(leaf, (tuple(args), named))
-        function = self._value(node.name, FUNCTION, "const")
+        function = self.value(node.name, FUNCTION, "const")
         self.constants[f"{node.name}()"] = function, Applied(target, given, tuple(operands))
         self._call(node, APPLY, (function, *operands), {}, val, "ordered", bases)
         if bases:  # whose states come last in torch's graph
@@ -376,7 +365,7 @@ class _Importer:
         given = (*(("", self._arg(a)) for a in args),
                  *((k, self._arg(a)) for k, a in named.items()))
         if isinstance(op, torch._ops.OpOverload) and takes_scalars(op):
-            given = tuple((name, self._home(a) if is_scalar(a) else a) for name, a in given)
+            given = tuple((name, brought(self, a) if is_scalar(a) else a) for name, a in given)
         states = tuple(map(self._arg, updates))
         memory = memory_of(str(op))
         if memory != "unwritten" and not (given and isinstance(given[0][1], Value)):
@@ -386,29 +375,11 @@ class _Importer:
         self._add(node, program.Call(str(op), given, types, effect, states, memory,
                                      places if len(places) < len(made) else ()), val)
 
-    def _home(self, value: Value) -> Value:
-        """A tensor without dimensions that lies on the host, where the program runs: a copy, or,
-        of a constant, another constant."""
-        if value not in self.homes:
-            op = next((op for op in reversed(self.ops) if value in op.results), None)
-            if isinstance(op, program.Call) and op.target == "aten.lift_fresh_copy.default":
-                return self._home(op.args[0][1])
-            assert isinstance(value.type, TensorType)
-            made = self._value(value.name, replace(value.type, device=""))
-            found = next((x for v, x in self.constants.values() if v is value), None)
-            if isinstance(found, torch.Tensor):
-                made = replace(made, role="const")
-                self.constants[f"{made.name}()"] = made, found.to(self.home)
-            else:
-                self._compute(made, "aten._to_copy.default", (value,), device=f"device:{self.home}")
-            self.homes[value] = made
-        return self.homes[value]
-
     def _add(self, node: fx.Node, op: program.Call | program.Write, val: Any) -> None:
         op.check()
         leaves = tuple(_leaves(val))
         sizes = [self._size(v) if isinstance(v, torch.SymInt) else None for v in leaves]
-        values = tuple(self._value(str(n) if str(n) in self.unread else node.name, t)
+        values = tuple(self.value(str(n) if str(n) in self.unread else node.name, t)
                        for n, t in zip(sizes, op.infer(), strict=True))
         origin = origin_of(node, len(self.ops))
         self.ops.append(replace(op, results=values))
@@ -437,12 +408,12 @@ class _Importer:
                     rest += [number] * (what == "size")
                     continue
                 self.unread.discard(str(size))
-                self._compute(Value(str(size), INDEX), f"aten.sym_{what}.int", (value, dim))
+                self.compute(Value(str(size), INDEX), f"aten.sym_{what}.int", (value, dim))
         start = leaf.storage_offset() if leaf.layout is torch.strided else 0
         if "unbacked_bindings" in node.meta and isinstance(start, torch.SymInt) and (
                 name := str(self._size(start))) in self.unread:  # of a slice from where data say
             self.unread.discard(name)
-            self._compute(Value(name, INDEX), "aten.sym_storage_offset.default", (value,))
+            self.compute(Value(name, INDEX), "aten.sym_storage_offset.default", (value,))
         return rest
 
     def _promise(self, node: fx.Node, value: Value, leaf: Any) -> None:
@@ -450,6 +421,8 @@ class _Importer:
         known: tuple[object, ...] = (constant_of(leaf),)
         if isinstance(leaf, torch.Tensor):
             known = shape_of(value.type), self._arg(leaf.dtype)
+            if self.home != HOST:  # where a fake implementation may name another device
+                known = (*known, f"device:{self.home}")
         elif isinstance(leaf, torch.SymInt):
             known = (self._size(leaf),)
         if known[0] is not None:
@@ -485,7 +458,7 @@ class _Importer:
         if found is not None and not isinstance(found, Value | Expr | int):
             raise Unsupported(f"the value of {x} as a result")
         if isinstance(found, Expr) and not found.symbols() <= {p.name for p in self.params}:
-            return self._compute(self._value("size", INDEX), "builtins.int", (found,))
+            return self.compute(self.value("size", INDEX), "builtins.int", (found,))
         return found
 
 
@@ -493,40 +466,6 @@ def _writes_back(node: fx.Node) -> bool:
     """Whether a node is AOTAutograd's update of a mutated input."""
     return (node.target is torch.ops.aten.copy_.default and isinstance(node.args[0], fx.Node)
             and node.args[0].op == "placeholder")
-
-
-def effect_of(node: fx.Node) -> str:
-    """The effect of a call of an operator, "" if there is none."""
-    op: Any = node.target
-    schema = op._schema
-    if schema.is_mutable:
-        return "mutates"
-    if torch.Tag.nondeterministic_seeded in op.tags:
-        return "" if _drops_nothing(node, schema) else "rng"
-    if op.namespace == "_c10d_functional":
-        return "ordered"
-    return "" if schema.returns else "raises"
-
-
-def takes_scalars(op: torch._ops.OpOverload) -> bool:
-    """Whether an operator takes tensors without dimensions from the host beside others."""
-    return torch.Tag.pointwise in op.tags or op is torch.ops.aten.masked_fill.Tensor
-
-
-def is_scalar(x: object) -> TypeGuard[Value]:
-    """Whether `x` is a tensor without dimensions that does not lie where the program runs."""
-    return isinstance(x, Value) and isinstance(x.type, TensorType) and (
-        bool(x.type.device) and not x.type.shape)
-
-
-def _drops_nothing(node: fx.Node, schema: Any) -> bool:
-    """Whether an op is random only by a dropout that is 0 here, as attention in inference."""
-    for n, argument in enumerate(schema.arguments):
-        if argument.name == "dropout_p":
-            given = node.args[n] if n < len(node.args) else node.kwargs.get(
-                argument.name, argument.default_value)
-            return bool(given == 0)
-    return False
 
 
 def _check_sizes(func: Func) -> None:

@@ -17,8 +17,8 @@ import torch
 from torch import fx
 
 from rung.frontends.torch import compat
+from rung.frontends.torch.calls import effect_of
 from rung.frontends.torch.compat import OpOverload
-from rung.frontends.torch.importer import effect_of
 
 CHAIN = 8  # operators that are computed again for one value
 

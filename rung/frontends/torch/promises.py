@@ -17,6 +17,7 @@ from torch import fx
 
 from rung.core.op import Value
 from rung.frontends.torch.compat import OpOverload, is_replaced
+from rung.frontends.torch.tensors import HOST
 from rung.program.ir import Call
 
 
@@ -41,9 +42,10 @@ def operator_of(node: fx.Node) -> str:
     return str(next(called, node.target))
 
 
-def tensor(x: object, op: str, shape: Sequence[int], dtype: torch.dtype) -> None:
-    """Raise RuntimeError unless an operator gave a tensor of the host of this shape and type."""
-    found, known = _described(x), f"{tuple(shape)} of {dtype} on cpu"
+def tensor(x: object, op: str, shape: Sequence[int], dtype: torch.dtype,
+           device: torch.device = HOST) -> None:
+    """Raise RuntimeError unless an operator gave a tensor of this shape and type on a device."""
+    found, known = _described(x), f"{tuple(shape)} of {dtype} on {device}"
     if found != known:
         raise broken(op, found, known)
 

@@ -19,7 +19,8 @@ from rung.kernel.ir import Apply, Load, Store
 from rung.targets.c_family import Prelude
 from rung.targets.c_math import HELPERS, Helper
 from rung.targets.cpu.atoms import ATOMS
-from rung.targets.emit import Emitter, label, points, spread
+from rung.targets.emit import Emitter
+from rung.targets.families import label, points, spread
 from rung.targets.masks import still_open
 
 WORD = 4  # bytes that a lane of an instruction takes at once

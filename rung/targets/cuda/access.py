@@ -134,6 +134,8 @@ def _grouped(op: Load | Store) -> tuple[Wide, dict[Expr, int]] | None:
     t = op.result.type if isinstance(op, Load) else op.family
     assert isinstance(t, VecType)
     total, values = offset(op.buf, op.subs)
+    if isinstance(op, Store) and op.combine:
+        return None  # atomic updates are of single elements
     for axis, count in t.unroll if t.lanes == 1 else ():
         run = total.coefficient(axis)
         if run is None or not run.is_const(1) or any(_varies(v, axis) for v, _ in values):

@@ -1,7 +1,8 @@
 """Candidate mappings for GPUs: a few of each family, from the kernel's structure.
 
-Contractions get square register tiles with operands in shared memory; folds along contiguous
-memory spread a row over threads; folds across it give each thread a column; the rest is flat.
+Contractions get square register tiles with operands in shared memory; folds and scans along
+contiguous memory spread a row over threads; those across it give each thread a column; the rest is
+flat. What has no such mapping runs one store's axes in parallel, or, at worst, in one thread.
 """
 
 from __future__ import annotations
@@ -9,38 +10,46 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
+from math import prod
 
 from rung.core.errors import MappingError
 from rung.core.expr import Expr
 from rung.core.machine import Machine
 from rung.core.op import Func
 from rung.loop import ir as loop
+from rung.targets.cuda import streaming
+from rung.targets.cuda.streaming import Splits, Stream
 from rung.tile import mapping as tile
 from rung.tile.candidates_explicit import MOST
 from rung.tile.complete import contractions, folded_axes, free_axes, late_axes, with_values
 from rung.tile.legality import is_legal
 
-Splits = tuple[tuple[str, int | None], ...]
 Draft = tuple[dict[str, Splits], tuple[tile.Place, ...], tuple[tile.Use, ...]]
 
 
 def candidates(kernel: Func, machine: Machine, hints: Mapping[str, int] | None = None
                ) -> Iterator[tile.Mapping]:
-    """Legal mappings of the first family that has any, likely good ones first."""
-    for drafts in (_tiles(kernel, hints or {}), _rows(kernel), _flat(kernel)):
+    """Legal mappings of the first family that has any, likely good ones first; of all families
+    where stores are over unlike axes, of which a family may leave some serial."""
+    nests = {frozenset(op.nest) for op in kernel.body.ops if isinstance(op, loop.Store)}
+    stream = Stream(kernel, hints or {}, machine)
+    for drafts in (_tiles(kernel, hints or {}), _folds(stream), _drafts(streaming.again(stream)),
+                   _rows(kernel, machine), _turned(stream), _drafts(streaming.flat(stream)),
+                   _flat(kernel, machine), _alone(kernel, machine)):
         if found := list(islice(_legal(kernel, machine, drafts), MOST)):
             yield from found
-            return
+            if len(nests) == 1:
+                return
 
 
 def _legal(kernel: Func, machine: Machine, found: Iterable[Draft]) -> Iterator[tile.Mapping]:
     seen = set()
     for splits, places, uses in found:
-        order = _ordered(kernel)
+        order = dict.fromkeys([*splits, *_ordered(kernel, machine)])
         lines = tuple(tile.AxisLine(a, tuple(s for s in splits.get(a, (("seq", None),))
                                              if s[1] != 1 or len(splits[a]) == 1)) for a in order)
         drafts = [tile.Mapping(kernel.name, machine.name, lines, places, uses=uses)]
-        drafts += [replace(drafts[0], places=())] if places else []
+        drafts += [replace(drafts[0], places=())] if uses else []
         for draft in drafts:
             try:
                 made = with_values(kernel, draft, machine, "shared")
@@ -51,8 +60,8 @@ def _legal(kernel: Func, machine: Machine, found: Iterable[Draft]) -> Iterator[t
                 yield made
 
 
-def _ordered(kernel: Func) -> list[str]:
-    free, folded = free_axes(kernel), folded_axes(kernel)
+def _ordered(kernel: Func, machine: Machine) -> list[str]:
+    free, folded = free_axes(kernel, machine), folded_axes(kernel, machine)
     return list(dict.fromkeys([*free, *folded, *loop.extents_of(kernel)]))
 
 
@@ -90,31 +99,43 @@ def _tiles(kernel: Func, hints: Mapping[str, int]) -> Iterator[Draft]:
 
 
 # ---- folds
-def _rows(kernel: Func) -> Iterator[Draft]:
+def _folds(s: Stream) -> Iterator[Draft]:
+    """Rows or columns at the rate of memory, and folds of folds."""
+    if s.folded:
+        yield from _chained(s.kernel) if late_axes(s.kernel) else ()
+        yield from _drafts(streaming.rows(s))
+        yield from _drafts(streaming.columns(s))
+
+
+def _drafts(found: Iterable[dict[str, Splits]]) -> Iterator[Draft]:
+    return ((splits, (), ()) for splits in found)
+
+
+def _rows(kernel: Func, machine: Machine) -> Iterator[Draft]:
     """Threads along the folded axis where that is contiguous, else along the free one."""
-    free, folded, along = free_axes(kernel), folded_axes(kernel), _contiguous(kernel)
+    free, folded = free_axes(kernel, machine), folded_axes(kernel, machine)
+    along = _contiguous(kernel)
     if not folded:
         return
-    if late_axes(kernel):
-        yield from _chained(kernel)
     lead = next((a for a in folded if a in along), None)
     if lead is None:
-        yield from _columns(kernel)
+        yield from _columns(free, folded)
         return
+    copies = 4 if any(op.prefix and op.axis == lead for op in loop.folds(kernel)) else 1
     for threads in (256, 64, 32, 1024, 8):
         splits: dict[str, Splits] = {a: (("grid", None),) for a in free}
-        splits[lead] = (("seq", None), ("thread", threads))
+        splits[lead] = (("seq", None), ("thread", threads), ("reg", copies))
         yield splits, (), ()
 
 
-def _columns(kernel: Func) -> Iterator[Draft]:
-    """A thread for each contiguous free element; more threads share the fold."""
-    free, folded = free_axes(kernel), folded_axes(kernel)
+def _columns(free: Sequence[str], folded: Sequence[str]) -> Iterator[Draft]:
+    """A thread for each contiguous free element, neighbours side by side; more threads share the
+    fold."""
     for across, down in ((32, 8), (32, 32), (64, 4), (128, 1), (32, 1), (8, 32)):
         for last in free[-1:]:
-            splits: dict[str, Splits] = {a: (("grid", None),) for a in free}
-            splits[last] = (("grid", None), ("thread", across))
+            splits: dict[str, Splits] = {a: (("grid", None),) for a in free[:-1]}
             splits[folded[0]] = (("seq", None), ("thread", down))
+            splits[last] = (("grid", None), ("thread", across))
             yield splits, (), ()
 
 
@@ -140,12 +161,30 @@ def _contiguous(kernel: Func) -> set[str]:
 
 
 # ---- pointwise
-def _flat(kernel: Func) -> Iterator[Draft]:
-    """The last axis over threads, others over blocks; folds as loops of each thread."""
-    axes: Sequence[str] = free_axes(kernel) or _ordered(kernel)[:1]
-    for threads, copies in ((256, 1), (256, 4), (128, 1), (32, 1), (32, 4)):
-        splits: dict[str, Splits] = {a: (("grid", None),) for a in axes}
-        if axes:
-            splits[axes[-1]] = (("grid", None), ("reg", copies), ("thread", threads))
-        splits |= {a: (("seq", None),) for a in folded_axes(kernel) if a not in axes}
-        yield splits, (), ()
+def _turned(s: Stream) -> Iterator[Draft]:
+    return ((splits, (place,), ()) for splits, place in streaming.turned(s))
+
+
+def _flat(kernel: Func, machine: Machine) -> Iterator[Draft]:
+    """The last axis over threads, others over blocks; folds as loops of each thread. Of stores over
+    unlike axes those of one may be parallel, and the others loops of the first block."""
+    free, folded = free_axes(kernel, machine), folded_axes(kernel, machine)
+    stores = [op for op in kernel.body.ops if isinstance(op, loop.Store)]
+    own = dict.fromkeys(tuple(a for a in free if a in op.nest) for op in stores)
+    for axes in dict.fromkeys([*([tuple(free)] if _blocks(kernel, free) else []), *own]):
+        for threads, copies in ((256, 1), (256, 4), (128, 1), (32, 1), (32, 4)):
+            splits: dict[str, Splits] = {a: (("seq", None),) for a in (*free, *folded)}
+            splits |= {a: (("grid", None),) for a in axes}
+            for last in axes[-1:]:
+                splits[last] = (("grid", None), ("reg", copies), ("thread", threads))
+            yield splits, (), ()
+
+
+def _blocks(kernel: Func, axes: Iterable[str]) -> bool:
+    """Whether a grid can have a block for each point of these axes."""
+    return prod(_size(kernel, a, {}) for a in axes) < 1 << 31
+
+
+def _alone(kernel: Func, machine: Machine) -> Iterator[Draft]:
+    """All in one thread."""
+    yield {a: (("seq", None),) for a in _ordered(kernel, machine)}, (), ()

@@ -46,7 +46,7 @@ NEEDS = 9, 0  # the compute capability that kernels are made for
 
 
 @dataclass(frozen=True)
-class Loadable:
+class CompiledStretches:
     """What is loaded for a program: cubins, (name, bytes of dynamic shared memory, cubin) of each
     kernel, the Python of each stretch, and the library of their C, or ""."""
 
@@ -83,7 +83,7 @@ class Cuda(Device):
                  for name, dynamic in text.names()]
         # Two programs may launch different kernels alike; each has a library of its own.
         library = _library(f"/* {' '.join(names)} */\n{text.c()}") if stretches else ""
-        loadable = Loadable(names, where, text.python(), library)
+        loadable = CompiledStretches(names, where, text.python(), library)
         content = json.dumps(asdict(loadable)).encode()
         file = f"{sha256(content).hexdigest()}.json"
         store.write(build.KIND, file, content)
@@ -98,7 +98,7 @@ class Cuda(Device):
         entry = store.find(build.KIND, library)
         if entry is None:
             return None
-        loadable = Loadable(**json.loads(entry.content))
+        loadable = CompiledStretches(**json.loads(entry.content))
         if not all(store.find(build.KIND, name) for name in loadable.cubins):
             return None
         return self._stretches(loadable, library, stretches)
@@ -126,13 +126,14 @@ class Cuda(Device):
         return called(LIBRARIES, kernel)
 
     # ---- loading
-    def _handles(self, loadable: Loadable) -> list[int]:
+    def _handles(self, loadable: CompiledStretches) -> list[int]:
         with driver.current(self.number):
             libraries = [_loaded(name, self.number) for name in loadable.cubins]
             return [libraries[n].kernel(name, dynamic, self.number)
                     for name, dynamic, n in loadable.kernels]
 
-    def _stretches(self, loadable: Loadable, file: str, names: Sequence[str]) -> dict[str, Launch]:
+    def _stretches(self, loadable: CompiledStretches, file: str, names: Sequence[str]
+                   ) -> dict[str, Launch]:
         handles = self._handles(loadable) if names else []
         kernels = [name for name, _, _ in loadable.kernels]
         path = find(loadable.library) if loadable.library else None
@@ -143,7 +144,7 @@ class Cuda(Device):
         _bind(library, handles, faults(self.number))
         return {name: NativeCudaStretch(self, library, name, kernels, file) for name in names}
 
-    def _launch(self, kernel: Func, text: Stretches, loadable: Loadable) -> Launch:
+    def _launch(self, kernel: Func, text: Stretches, loadable: CompiledStretches) -> Launch:
         """A launch of one kernel alone."""
         buffers, sizes = len(buffers_of(kernel)), symbols_of(kernel)
         shape = text.start(Launched(kernel.name, (), ()))
@@ -175,12 +176,12 @@ def _units(source: str, checks: str, count: int) -> list[str]:
 
 
 @cache
-def _loaded(name: str, device: int) -> driver.Library:
+def _loaded(name: str, device: int) -> driver.LoadedCubin:
     """A cubin in the cache, loaded once, its checks bound to the device's record of faults."""
     entry = store.find(build.KIND, name)
     if entry is None:
         raise LaunchError(f"{name} has gone from the cache")
-    library = driver.Library(entry.content)
+    library = driver.LoadedCubin(entry.content)
     faults(device).watch(library)
     return library
 

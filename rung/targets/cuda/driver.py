@@ -97,7 +97,7 @@ def current(device: int) -> Iterator[None]:
         call("cuCtxPopCurrent_v2", byref(c_void_p()))
 
 
-class Library:
+class LoadedCubin:
     """A loaded cubin. It stays loaded: a launch of its kernels may still be running."""
 
     def __init__(self, code: bytes):

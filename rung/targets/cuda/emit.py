@@ -28,6 +28,7 @@ from rung.kernel.ir import (
     Commit,
     For,
     Load,
+    Prefix,
     Ring,
     Role,
     Roles,
@@ -37,13 +38,20 @@ from rung.kernel.ir import (
     Wait,
 )
 from rung.targets.c_cuda import CudaPrelude
-from rung.targets.cuda import access
+from rung.targets.cuda import access, threads
 from rung.targets.cuda.helpers import helpers
 from rung.targets.cuda.machine import SM90
-from rung.targets.emit import Emitter, Style, element, label, spread
+from rung.targets.emit import Emitter, Style, element
+from rung.targets.families import label, spread
 from rung.targets.masks import still_open
 
+WORDS = frozenset({
+    "and", "asm", "bool", "catch", "class", "delete", "export", "friend", "mutable", "namespace",
+    "new", "not", "operator", "or", "private", "public", "template", "this", "throw", "try",
+    "typename", "using", "virtual", "wchar_t", "xor"})
+"""Words of C++ that no value of a kernel is called there."""
 STATIC = 48 << 10  # bytes of shared memory that need no attribute of the launch
+UNROLLED = 16  # steps of a copy that are written out, so that all their loads are under way
 KINDS = {level.name: level.kind for level in SM90.levels}
 
 
@@ -110,7 +118,8 @@ def shared_bytes(func: Func) -> int:
     sizes = [_rounded(t.bytes) for op in ops if isinstance(op, Alloc) for t in op.types
              if isinstance(t, ArrayType)]
     sizes += [_rounded(16 * op.slots) for op in ops if isinstance(op, Ring)]
-    wide = [dtype_of(op.x.type).bytes for op in ops if isinstance(op, Combine) and op.axis in names]
+    wide = [dtype_of(op.x.type).bytes for op in ops if isinstance(op, Combine | Prefix)
+            and op.axis in names]
     return sum(sizes) + threads_of(func) * max(wide, default=0)
 
 
@@ -128,7 +137,7 @@ class CudaEmitter(Emitter):
         bounds = f"{sum(self.teams.values())}{', 1' if any(op.regs for op in roles) else ''}"
         head = (f'extern "C" __global__ void __launch_bounds__({bounds}) '
                 f'{entry(func, plain)}({{params}})')
-        super().__init__(func, prelude, Style("__restrict__", head))
+        super().__init__(func, prelude, Style("__restrict__", head, WORDS))
         self.plan, self.integer = plan, "int" if plan.ints else "long"
         self.sync = "__syncthreads()"
         self.rings: dict[str, Ring] = {}
@@ -208,7 +217,7 @@ class CudaEmitter(Emitter):
                 self._roles(op)
             case Await() | Signal():
                 self._token(op)
-            case Combine() if op.axis in self.strides:
+            case Combine() | Prefix() if op.axis in self.strides:
                 super().statement(op)
                 self._force(op.result)  # all threads take part, so not inside a condition
             case _:
@@ -285,14 +294,44 @@ class CudaEmitter(Emitter):
             return super()._combine(op, point)
         t = op.x.type
         assert isinstance(t, VecType)
-        (count,) = [x.hi.const_value for x in launch_loops(self.func, THREAD) if x.var == op.axis]
-        kind = self.p.type(t.dtype)
+        kind, count = self.p.type(t.dtype), self._count(op.axis)
         step = self.p.call(MONOIDS[op.monoid].combine, t.dtype, 1, ["a", "b"])
         place = shared_bytes(self.func) - self.threads * t.dtype.bytes
         name = "combine" if self.sync == "__syncthreads()" else "team_combine"
         return (f"{name}<{count}, {self.strides[op.axis]}, {self.threads}>("
                 f"{self.get(op.x, point)}, [](const {kind} a, const {kind} b) "
                 f"{{ return {step}; }}, ({kind} *)(arena + {place}))")
+
+    def _count(self, axis: str) -> int:
+        (found,) = [x.hi.const_value for x in launch_loops(self.func, THREAD) if x.var == axis]
+        return found or 1
+
+    # ---- scans over threads and copies, atomic updates
+    def _expression(self, op: Op, point: dict[str, int]) -> str:
+        return self._prefix(op, point) if isinstance(op, Prefix) else super()._expression(op, point)
+
+    def _prefix(self, op: Prefix, point: dict[str, int]) -> str:
+        dtype = dtype_of(op.x.type)
+        if op.axis in self.strides:
+            shape = self._count(op.axis), self.strides[op.axis], self.threads
+            place = shared_bytes(self.func) - self.threads * dtype.bytes
+            return threads.prefix_text(self.p, op, self.get(op.x, point), shape,
+                                       f"({self.p.type(dtype)} *)(arena + {place})",
+                                       self.sync != "__syncthreads()")
+        before = {**point, op.axis: point[op.axis] - 1}
+        if before[op.axis] < 0 and op.exclusive:
+            return self.p.constant(MONOIDS[op.monoid].identity(dtype), dtype)
+        last = self.get(op.x, before if op.exclusive else point)
+        if before[op.axis] < 0:
+            return last
+        parts = [self.get(op.result, before, name=True), last]
+        return self.p.call(MONOIDS[op.monoid].combine, dtype, 1, parts)
+
+    def _store_text(self, op: Store, t: VecType, offset: Expr, values: list[tuple[Value, Expr]],
+                    point: Mapping[str, int], value: str, lanes: list[Expr]) -> str:
+        if not op.combine:
+            return super()._store_text(op, t, offset, values, point, value, lanes)
+        return threads.atomic_text(self.p, op, self._pointer(op.buf, offset, values, point), value)
 
     # ---- roles
     def _ring(self, op: Ring) -> None:
@@ -359,17 +398,19 @@ class CudaEmitter(Emitter):
         box = [*op.box[:-1], op.box[-1] // max(width, 1)] if op.box else []
         total = prod(box)
         steps = -(-total // self.threads)
-        if steps <= 8:
+        if steps <= UNROLLED:
             self.line("#pragma unroll")
-        self.line(f"for (int n_ = tid; n_ < {total}; n_ += {self.threads}) {{")
+        self.line(f"for (int s_ = 0; s_ < {steps}; s_++) {{")
         self.depth += 1
         rest = "n_"
+        self.line(f"const int n_ = {self.threads}*s_+tid;")
         for n in reversed(range(len(box))):
             digit = f"{rest} % {box[n]}" if n else rest
             scale = f" * {width}" if width > 1 and n == len(box) - 1 else ""
             self.line(f"const int {element(n)} = ({digit}){scale};")
             rest = f"{rest} / {box[n]}"
-        self.line(self._async(op, width) if width else self.moved(op))
+        there = f"if (n_ < {total}) " if total % self.threads else ""
+        self.line(there + (self._async(op, width) if width else self.moved(op)))
         self.depth -= 1
         self.line("}")
 

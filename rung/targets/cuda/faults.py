@@ -11,19 +11,20 @@ from bisect import bisect_right
 from functools import cache
 
 from rung.targets.cuda import driver
-from rung.targets.device import Refuse
+from rung.targets.device import LATE, Refuse
 
 
 class Faults:
     """What the checks of one device raise, by the numbers that they report."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: int):
+        self.device = device
         self.record = driver.Mapped(3)  # number of the check, or 0; element at fault; upper limit
         self.first, self.refuse = [1], list[Refuse]()
         self.taken = driver.allocate(8)  # says to kernels that a check has failed
         driver.store(self.taken, 0)
 
-    def watch(self, library: driver.Library) -> None:
+    def watch(self, library: driver.LoadedCubin) -> None:
         """Have a library report here, if it has checks or heeds them."""
         for name, there in (("rung_found", self.record.seen), ("rung_taken", self.taken)):
             if variable := library.variable(name):
@@ -47,13 +48,23 @@ class Faults:
         if not number:
             return
         self.record.numbers[0] = 0
-        driver.clear(self.taken, stream)
+        with driver.current(self.device):
+            driver.clear(self.taken, stream)
         place = bisect_right(self.first, number) - 1
         self.refuse[place](number - self.first[place] + 1, value, limit)
+
+    def settle(self, wait: bool) -> None:
+        """Raise what was found, after waiting for the device or not."""
+        if wait:
+            with driver.current(self.device):
+                driver.synchronize()
+        self.fail(0)
 
 
 @cache
 def faults(device: int) -> Faults:
     """The record of a device."""
     with driver.current(device):
-        return Faults()
+        found = Faults(device)
+    LATE.append(found.settle)
+    return found

@@ -68,7 +68,8 @@ template <int COUNT, int STRIDE, int THREADS, class T, class F>
 static __device__ __forceinline__ T combine(T x, F fold, T *place) {
   constexpr int near = STRIDE >= 32 ? 1 : COUNT * STRIDE <= 32 ? COUNT : 32 / STRIDE;
   const int tid = threadIdx.x;
-  const unsigned mask = (tid | 31) < THREADS ? 0xffffffffu : (1u << THREADS % 32) - 1;
+  const bool whole = THREADS % 32 == 0 || (tid | 31) < THREADS;  // all lanes of this warp are there
+  const unsigned mask = whole ? 0xffffffffu : (1u << THREADS % 32) - 1;
 #pragma unroll
   for (int o = STRIDE; o < near * STRIDE; o *= 2) x = fold(x, __shfl_xor_sync(mask, x, o));
   if (near == COUNT) return x;
@@ -98,9 +99,56 @@ static __device__ __forceinline__ unsigned word4(unsigned char a, unsigned char 
 """
 TEAM_COMBINE = COMBINE.replace("combine(", "team_combine(").replace(
     "__syncthreads()", "team_sync<THREADS>()")
+PREFIX = """\
+// Scans x over COUNT threads that are STRIDE apart; BEFORE: without each thread's own x, so the
+// first gets `none`. All are powers of 2. Warps exchange their totals through shared memory.
+template <int COUNT, int STRIDE, int THREADS, bool BEFORE, class T, class F>
+static __device__ __forceinline__ T prefix(T x, F fold, T none, T *place) {
+  constexpr int near = STRIDE >= 32 ? 1 : COUNT * STRIDE <= 32 ? COUNT : 32 / STRIDE;
+  constexpr int far = COUNT / near, step = STRIDE * near;
+  const int tid = threadIdx.x, mine = tid / STRIDE % near;
+  const unsigned mask = (tid | 31) < THREADS ? 0xffffffffu : (1u << THREADS % 32) - 1;
+#pragma unroll
+  for (int o = 1; o < near; o *= 2) {
+    const T y = __shfl_up_sync(mask, x, o * STRIDE);
+    if (mine >= o) x = fold(y, x);
+  }
+  T sum = none;
+  if (far > 1) {
+    __syncthreads();
+    place[tid] = x;
+    __syncthreads();
+    const int first = tid / (STRIDE * COUNT) * (STRIDE * COUNT) + tid % STRIDE;
+    for (int n = 0; n < tid / step % far; n++)
+      sum = fold(sum, place[first + n * step + step - STRIDE]);
+  }
+  if (BEFORE && near > 1) {
+    const T y = __shfl_up_sync(mask, x, STRIDE);
+    x = mine ? y : none;
+  }
+  return BEFORE && near == 1 ? sum : far == 1 ? x : fold(sum, x);
+}
+"""
+TEAM_PREFIX = PREFIX.replace(" prefix(", " team_prefix(").replace(
+    "__syncthreads()", "team_sync<THREADS>()")
+ATOMIC = """\
+// Folds x into *at in one step, by the bits W of what was there.
+template <class W, class T, class F>
+static __device__ __forceinline__ void atomic_fold(T *at, T x, F fold) {
+  W was = *(W *)&x, found = atomicCAS((W *)at, was, was);
+  while (true) {
+    was = found;
+    const T next = fold(*(T *)&was, x);
+    if (*(W *)&next == was) return;
+    found = atomicCAS((W *)at, was, *(W *)&next);
+    if (found == was) return;
+  }
+}
+"""
 PTX = ((" cp_async", COPIES), (" mbarrier_", ROLES))
 PLAIN = ((" combine<", COMBINE), (" team_combine<", TEAM_COMBINE), ("Wide<", WIDE),
-         ("{word", WORDS))
+         ("{word", WORDS), (" prefix<", PREFIX), (" team_prefix<", TEAM_PREFIX),
+         (" atomic_fold<", ATOMIC))
 """What in the text of kernels asks for functions, and the functions."""
 
 

@@ -14,11 +14,14 @@ from rung.targets.cuda.atoms import FFMA
 SMS = 132
 SHARE = 1 + 0.8 * (SMS - 1)  # rates are a core's; the memory of n cores counts 1 + 0.8(n - 1)
 
+ATOMICS = tuple((monoid, dtype) for monoid in ("add", "max", "min")
+                for dtype in ("f32", "f64", "i32", "i64"))
 SM90 = Machine(
     "cuda.sm90",
     (Level("grid", GRID), Level("thread", THREAD, 1024), Level("seq", SEQ), Level("pipe", SEQ),
      Level("unroll", SEQ), Level("reg", UNROLL)),
-    (Space("shared", 232448, 29e12 / SMS, "grid"), Space("hbm", 141 << 30, 4.28e12 / SHARE)),
+    (Space("shared", 232448, 29e12 / SMS, "grid"),
+     Space("hbm", 141 << 30, 4.28e12 / SHARE, atomics=ATOMICS)),
     Rates(4.28e12 / SHARE, 9e12 / SHARE, {"f32": 55e12 / SMS, "f64": 27e12 / SMS,
                                           "i64": 7e12 / SMS, "i32": 28e12 / SMS}, 2.6e-6),
     1, 255, ("ld/st", "cp.async"), (FFMA,), cores=SMS, asynchronous=("cp.async",),

@@ -48,7 +48,7 @@ NOTHING = Needs()
 
 
 @dataclass(frozen=True)
-class Start:
+class KernelLaunch:
     """One launch: the number of the kernel, `most` blocks at once (0: all of them), its threads and
     dynamic shared memory, where its buffers are, and its numbers as text. The plain version of the
     kernel has the next number, and is launched where not all holds that the kernel `needs`: buffers
@@ -142,22 +142,23 @@ class Stretches:
                 s, step, next(checks))
             yield f"    {start.python()}"
 
-    def start(self, step: Launched) -> Start:
+    def start(self, step: Launched) -> KernelLaunch:
         """The launch of a kernel."""
         kernel = self.kernels[step.kernel]
         shape, needs = launch_shape(kernel), wide_condition(kernel)
         buffers = [v.name for v in buffers_of(kernel)]
-        return Start(self.numbers[entry(kernel)], shape.blocks, SM90.cores if shape.stay else 0,
-                     shape.threads, shape.dynamic, step.places, step.sizes, needs,
-                     tuple(map(buffers.index, needs.aligned)))
+        return KernelLaunch(
+            self.numbers[entry(kernel)], shape.blocks, SM90.cores if shape.stay else 0,
+            shape.threads, shape.dynamic, step.places, step.sizes, needs,
+            tuple(map(buffers.index, needs.aligned)))
 
-    def check(self, s: Stretch, step: Checked, number: int) -> Start:
+    def check(self, s: Stretch, step: Checked, number: int) -> KernelLaunch:
         """The launch of a check."""
         blocks = Expr.of(1)
         for size in step.type.shape:
             blocks = blocks * size
         blocks = (blocks + (THREADS - 1)) // THREADS
-        return Start(self.numbers[_name(s.name, number)], blocks, 8 * SM90.cores, THREADS, 0,
+        return KernelLaunch(self.numbers[_name(s.name, number)], blocks, 8 * SM90.cores, THREADS, 0,
                      (step.place,), (*_sizes(step), f"base + {number}"))
 
 

@@ -6,7 +6,6 @@ import ctypes
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Lock
-from typing import Any
 
 from rung.core.errors import LaunchError
 from rung.core.op import Func
@@ -35,7 +34,7 @@ class Emulated(Device):
         text = emit_library(kernels, source, stretches)
         path = build_cpp(text, FLAGS, LIBRARIES, LEAST)
         found = bound(path, kernels, [s.name for s in stretches])
-        return {name: Checked(run, path) for name, run in found.items()}
+        return {name: EmulatedLaunch(run, path) for name, run in found.items()}
 
     def workspaces(self, memory: Memory) -> Workspaces:
         own = pool.of(memory)
@@ -45,21 +44,21 @@ class Emulated(Device):
 DEVICE = Emulated
 
 
-class Checked:
+class EmulatedLaunch:
     """A function of a library, that raises what the emulator found."""
 
     def __init__(self, run: Launch, path: Path):
         self.run, self.fault = run, ctypes.CDLL(str(path)).take_fault
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: object) -> object:
         return self._checked(self.run, *args)
 
-    def step(self, *args: Any) -> Any:
+    def step(self, *args: object) -> object:
         """One step of a stretch alone."""
         assert isinstance(self.run, NativeStretch)
         return self._checked(self.run.step, *args)
 
-    def _checked(self, run: Launch, *args: Any) -> Any:
+    def _checked(self, run: Launch, *args: object) -> object:
         with _lock:
             made, text = run(*args), ctypes.create_string_buffer(400)
             self.fault(text)

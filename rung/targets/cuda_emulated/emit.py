@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rung.core.expr import Expr, to_source
 from rung.core.op import Func, Value, walk
 from rung.core.types import TensorType, dtype_of
-from rung.kernel.ir import Alloc
+from rung.kernel.ir import Alloc, Combine, Prefix
 from rung.targets.base import buffers_of, strides_of, symbols_of
 from rung.targets.cpu.emit import emit_stretch
+from rung.targets.cuda.access import wide_condition
 from rung.targets.cuda.emit import entry, launch_shape, shared_bytes
 from rung.targets.device import Stretch
 
@@ -32,21 +33,30 @@ def _run(kernel: Func) -> str:
     name, buffers, sizes = kernel.name, buffers_of(kernel), symbols_of(kernel)
     shape, numbers = launch_shape(kernel), range(len(buffers))
     params = [*(f"void *p{n}" for n in numbers), *(f"long {s}" for s in sizes)]
-    args = [*(f"Pointer{{p[{n + 1}]}}" for n in numbers), *(f"s[{n}]" for n in range(len(sizes)))]
     blocks = to_source(shape.blocks, str)
     if shape.stay:
         blocks = f"({blocks} < {STAY} ? {blocks} : {STAY})"
-    grain = min((_grain(v) for op in walk(kernel.body) if isinstance(op, Alloc)
-                 for v in op.results), default=4)
+    grain = min((_grain(v) for op in walk(kernel.body)  # a combine's exchange is shared memory too
+                 if isinstance(op, Alloc | Combine | Prefix) for v in op.results), default=4)
     return "\n".join([
-        f"static void call_{name}(char *const *p, const long *s) {{",
-        f"  {entry(kernel)}({', '.join(args)});", "}",
+        f"static void call_{name}(char *const *p, const long *s) {{", *_chosen(kernel), "}",
         f"void run_{name}({', '.join(params)}) {{",
         f"  const Buffer given[] = {{{', '.join(_buffer(kernel, n) for n in numbers)}}};",
         f"  static long sizes[{len(sizes) + 1}];",  # where kernels may read
         *(f"  sizes[{n}] = {s};" for n, s in enumerate(sizes)),
         f'  launch("{name}", call_{name}, {blocks}, {shape.threads}, {shared_bytes(kernel)}, '
         f"{grain}, given, {len(buffers)}, sizes);", "}"])
+
+
+def _chosen(kernel: Func) -> Iterator[str]:
+    """Statements that call a kernel, or its plain version where this launch needs that."""
+    names, sizes = [v.name for v in buffers_of(kernel)], symbols_of(kernel)
+    yield from (f"  char *const {x} = p[{n}];" for n, x in enumerate(names, 1))
+    yield from (f"  const long {x} = s[{n}];" for n, x in enumerate(sizes))
+    args = ", ".join([*(f"Pointer{{{x}}}" for x in names), *sizes])
+    if needs := wide_condition(kernel).text():
+        yield f"  if (!({needs})) return {entry(kernel, plain=True)}({args});"
+    yield f"  {entry(kernel)}({args});"
 
 
 def _buffer(kernel: Func, n: int) -> str:

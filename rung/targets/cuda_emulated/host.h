@@ -27,7 +27,7 @@
 
 extern "C" const char __ehdr_start[], _end[] __attribute__((visibility("hidden")));  // this library
 namespace rung {
-enum { THREADS = 1024, LANES = 32, MBARRIERS = 128, BUFFERS = 64, NAMED = 16 };
+enum { THREADS = 1024, LANES = 32, MBARRIERS = 128, BUFFERS = 1024, NAMED = 2 };
 const long GUARD = 4096, STACK = 64 << 10, FLIGHTS = 1 << 20;
 typedef unsigned Clocks[THREADS];  // a stamp of each thread
 
@@ -66,8 +66,7 @@ struct Thread {
   int line;
   Flight *first, *last;
 };
-static struct { unsigned x; } threadIdx;
-static struct { long x; } blockIdx, gridDim;
+static struct { unsigned x; } threadIdx, blockIdx, gridDim;
 static Thread threads[THREADS];
 static Meeting barriers[NAMED], shuffles[THREADS / LANES][LANES], mbarriers[MBARRIERS];
 static Buffer buffers[BUFFERS];  // the first is shared memory
@@ -83,7 +82,7 @@ static void (*body)(char *const *, const long *);
 static const long *sizes;
 
 HOST static void fault(const char *format, ...) {
-  const int n = snprintf(message, sizeof message, "kernel %s, block %ld, thread %u: ", kernel,
+  const int n = snprintf(message, sizeof message, "kernel %s, block %u, thread %u: ", kernel,
                          blockIdx.x, threadIdx.x);
   va_list rest;
   va_start(rest, format);
@@ -100,7 +99,7 @@ HOST static unsigned now() {
 }
 HOST static bool before(unsigned who, unsigned when) {
   if (!who || who == number()) return true;
-  const long block = (who - 1) / count, thread = (who - 1) % count;
+  const unsigned block = (who - 1) / count, thread = (who - 1) % count;
   return block == blockIdx.x && (when <= level || when <= *clock_of(thread));
 }
 HOST static void learn(unsigned *mine, const unsigned *others) {
@@ -315,6 +314,12 @@ UPDATE(atomicAdd, old + x)
 UPDATE(atomicMax, old < x ? x : old)
 UPDATE(atomicMin, x < old ? x : old)
 UPDATE(atomicExch, x)
+template <class T> HOST static T atomicCAS(T *p, T was, T x) {
+  use(p, sizeof(T), ATOMIC);
+  const T old = *p;
+  if (old == was) *p = x;
+  return old;
+}
 template <class T> static T min(T a, T b) { return b < a ? b : a; }
 template <class T> static T max(T a, T b) { return a < b ? b : a; }
 static int __float_as_int(float x) { return __builtin_bit_cast(int, x); }

@@ -14,5 +14,6 @@ EMULATED = replace(SM90, name="cuda-emulated")
 
 
 def target(name: str) -> Target:
-    """The same machine, whose sources leave what is inline PTX to the emulator."""
+    """The same machine without libraries, so that kernels do all; sources leave what is inline PTX
+    to the emulator."""
     return Target(EMULATED, candidates, partial(emit, ptx=False))

@@ -21,7 +21,7 @@ from rung.core.machine import GRID, SEQ, THREAD, UNROLL, VECTOR, Machine
 from rung.core.op import Func
 from rung.core.parse import parse_module
 from rung.core.scalar import round_bf16
-from rung.core.types import BF16, dtype_of, shape_of
+from rung.core.types import BF16, TensorType, dtype_of, shape_of
 from rung.kernel import ir as kir
 from rung.kernel.moves import Engine
 from rung.loop import ir as loop
@@ -36,6 +36,7 @@ from rung.tile.to_kernel import to_kernel
 
 SHORT = {"CACHE": "cache: T[{H},{L},{D}]", "QUERY": "q: T[{H},{G},{D}]",
          "KEYS": "kc: T[{H},{L},{D}]", "VALUES": "vc: T[{H},{L},{D}]",
+         "STATES": "top: f32[{L},{N}] mutated, count: i64[{L}] mutated",
          "STATE": "f32 over h,g, f32 over h,g, f32 over h,g,e"}
 VOCABULARIES = {"kernel": loop.VOCABULARY, "kernel-ir": kir.VOCABULARY}
 KERNELS = {
@@ -81,6 +82,19 @@ kernel share(x: T[{M},{N}]) -> y: T[{M},{N}], z: T[{M}]
 kernel tally(x: f32[{M},{N}], at: i64[{M}], y: f32[{L},{N}] mutated, z: f32[{L},{N}] mutated)
   y[at[i],j] add= x[i,j] * 0.5
   z[at[i],j] last= x[i,j]
+""",
+    "scatter": """
+kernel scatter(x: f32[{M},{N}], n: i64[{M}], at: i64[{M}], y: f32[{L},{N}] mutated, STATES)
+  y[at[i],j] add= x[i,j] * 0.5
+  top[at[i],j] max= x[i,j]
+  count[at[i]] add= n[i]
+""",
+    "apart": """
+kernel apart(x: T[{M},{N}], u: T[{M}], v: T[{K}]) -> y: T[{M},{N}], z: T[{M}], w: T[{K}]
+  y[i,j] = T(relu(F(x[i,j])))
+  z[i] = T(F(u[i]) * 2.0)
+  s = fold add F(v[k]) over k {K} : f32 acc f32
+  w[h] = T(F(v[h]) * s)
 """,
     "inplace": """
 kernel inplace(x: T[{M},{N}] mutated)
@@ -169,17 +183,19 @@ def difference(func: Func, machine: Machine, sizes: Mapping[str, int] | None = N
         run(got, sizes or {})
     else:
         kir.run_kernel_ir(lowered, got, engine)
-    floats = [v.name for v in (*func.params, *func.outs) if dtype_of(v.type).is_float]
-    gaps = [np.abs(want[n].astype("f8") - got[n].astype("f8")).max(initial=0) for n in floats]
+    names = [v.name for v in (*func.params, *func.outs)]
+    gaps = [np.abs(want[n].astype("f8") - got[n].astype("f8")).max(initial=0) for n in names]
     return float(np.max(gaps))  # NaN if there is one
 
 
 def launches(kernels: Sequence[Func], on: Target, source: str = "") -> list[Run]:
     """What runs each of some kernels of Kernel IR on the device of a target, where one library has
     them all; `source` if it is not what the target emits for them."""
-    alone = [Stretch(f"alone_{k.name}", tuple(v.type for v in buffers_of(k)), (), symbols_of(k), (
-        Launched(k.name, tuple((n, 0) for n in range(len(buffers_of(k)))), symbols_of(k)),))
-        for k in kernels]
+    alone = []
+    for k in kernels:
+        types = tuple(v.type for v in buffers_of(k) if isinstance(v.type, TensorType))
+        step = Launched(k.name, tuple((n, 0) for n in range(len(types))), symbols_of(k))
+        alone.append(Stretch(f"alone_{k.name}", types, (), symbols_of(k), (step,)))
     loaded = device(on).load(kernels, source or on.emit(kernels), alone)
 
     def run(kernel: Func, arrays: dict[str, np.ndarray], sizes: Mapping[str, int]) -> None:
@@ -201,10 +217,12 @@ SIZES = {
     "colsum": {"M": 37, "N": 20}, "norm_proj": {"M": 3, "K": 40, "N": 18},
     "rotate": {"H": 3, "D": 24, "L": 9}, "attend": {"H": 2, "G": 3, "D": 16, "L": 21},
     "online": {"H": 2, "G": 3, "D": 16, "L": 21}, "share": {"M": 5, "N": 22},
-    "tally": {"M": 11, "N": 22, "L": 4}, "inplace": {"M": 5, "N": 70}}
+    "tally": {"M": 11, "N": 22, "L": 4}, "scatter": {"M": 11, "N": 22, "L": 4},
+    "apart": {"M": 5, "N": 22, "K": 37}, "inplace": {"M": 5, "N": 70}}
 SYMBOLIC: dict[str, dict[str, int | str]] = {
     "relu_mm": {"M": "s0", "K": "s1", "N": "s2"}, "softmax": {"M": "s0", "N": "s1"},
-    "colsum": {"M": "s0", "N": "s1"}, "online": {"H": 2, "G": 3, "D": 16, "L": "s1"}}
+    "colsum": {"M": "s0", "N": "s1"}, "share": {"M": "s0", "N": "s1"},
+    "online": {"H": 2, "G": 3, "D": 16, "L": "s1"}}
 KINDS = (GRID, SEQ, THREAD, UNROLL, VECTOR)
 
 
@@ -322,10 +340,8 @@ def _wrong(mapped: Func, on: Target, known: Mapping[str, int], launched: bool) -
     """How a mapped kernel fails, if it does."""
     try:
         lowered = to_kernel(mapped, on.machine)
-        gaps = [difference(mapped, on.machine, known, lowered=lowered)]
-        if launched:
-            gaps += [difference(mapped, on.machine, known, lowered=lowered, run=run)
-                     for run in launches([lowered], on)]
+        runs = [None, *(launches([lowered], on) if launched else [])]
+        gaps = [difference(mapped, on.machine, known, Engine, lowered, run) for run in runs]
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "" if (gap := float(np.max(gaps))) < 1e-3 else f"{mapped.name} is off by {gap:.3g}"
