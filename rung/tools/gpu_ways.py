@@ -18,7 +18,6 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from rung.core import trace
-from rung.core.options import MODES
 from rung.frontends.torch.tensors import cloned
 from rung.tools import first_call, models
 from rung.tools.gpu_cases import Built, Case, Run, traffic
@@ -62,9 +61,7 @@ def _nothing(gm: torch.fx.GraphModule, inputs: Args) -> Run:
 
 def contenders(case: Case, against: Sequence[str]) -> tuple[str, ...]:
     """Those of a case, of which `against` may leave some out."""
-    kept = {*against, "dynamo"} | ({"reduce-overhead"} if "inductor" in against else set())
-    if not MODES["reduce-overhead"]:  # else it does the same as no mode
-        kept.add("rung-graphs")
+    kept = {*against, *OURS, "dynamo"} | ({"reduce-overhead"} if "inductor" in against else set())
     return ("rung", *(p for p in case.peers if p in kept))
 
 
