@@ -24,7 +24,7 @@ from rung.tools.gpu_cases import CASES, NAMED, Case
 from rung.tools.gpu_ways import OURS, WAYS, Row, copy_rate
 
 LIMIT = 240  # seconds of one row
-WIDTH = 30  # of names
+WIDTH = 32  # of names
 
 
 class RowError(RungError):

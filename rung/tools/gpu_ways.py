@@ -190,9 +190,9 @@ def exactly(args: Any, dtype: torch.dtype = torch.float64) -> Any:
 
 
 def compared(case: Case, runs: Mapping[str, Run], args: Args
-             ) -> tuple[dict[str, str], dict[str, float], Callable[[object], str]]:
-    """What is wrong with each contender's results, the seconds of its first call, and what judges
-    other results of the same arguments."""
+             ) -> tuple[Row, Callable[[object], str]]:
+    """What is wrong with each contender's results, the seconds of its first call, what Rung made of
+    it, and what judges other results of the same arguments."""
     train = case.how == "step"
 
     def outcome(run: Run, given: Args, call: Run = CALLS[case.how]) -> list[torch.Tensor]:
@@ -211,19 +211,21 @@ def compared(case: Case, runs: Mapping[str, Run], args: Args
         found = tree_leaves(results)
         rows = slice(len(found))
         return wrong(errors(found, exact[rows], order), eagers[rows], little[rows])
-    bad, first = dict[str, str](), dict[str, float]()
+    bad, first, counts = dict[str, str](), dict[str, float](), dict[str, int]()
     for name, run in runs.items():
         given = _copies(args)
         poison(eager)
         synchronize()
         start = perf_counter()
-        results = outcome(run, given)
+        with trace.listen() as events:
+            results = outcome(run, given)
         synchronize()
         first[name] = perf_counter() - start
+        counts |= counted(events) if name == "rung" else {}
         if name != "eager" and (said := judged(results)):
             bad[name] = said
         del results, given
-    return bad, first, judged
+    return {"wrong": bad, "first_call_seconds": first, **counts}, judged
 
 
 def _copies(args: Args) -> Args:
@@ -290,8 +292,7 @@ def in_graphs(case: Case, against: Sequence[str], quick: bool) -> Row:
     sets, call = sets_of(case, quick), CALLS[case.how]
     (function, args), names = sets[0], contenders(case, against)
     runs = {name: contender(function, name) for name in dict.fromkeys((*names, "eager"))}
-    with trace.listen() as events:
-        bad, first, judged = compared(case, runs, args)
+    row, judged = compared(case, runs, args)
     size = sum(x.nbytes for x in tree_leaves(call(function, args)))
     timed = dict[str, tuple[Thunk, int]]()
     for name in names:
@@ -308,10 +309,9 @@ def in_graphs(case: Case, against: Sequence[str], quick: bool) -> Row:
             _spoilt(x)
         replay()
         if said := judged(kept[0]):
-            bad.setdefault(name, f"captured: {said}")
+            row["wrong"].setdefault(name, f"captured: {said}")
         timed[name] = partial(_replayed, replay, kept), len(thunks)
-    return {"seconds": rounds(timed, quick), "wrong": bad, "first_call_seconds": first,
-            "bytes": traffic(args, ()) + size, **counted(events)}
+    return row | {"seconds": rounds(timed, quick), "bytes": traffic(args, ()) + size}
 
 
 def _all(thunks: Sequence[Thunk]) -> None:
@@ -328,8 +328,7 @@ def in_calls(case: Case, against: Sequence[str], quick: bool) -> Row:
     """Seconds of forward calls of a model, or of its training steps, and the memory they take."""
     ((function, args),), names = sets_of(case, quick), contenders(case, against)
     runs = {name: contender(function, name) for name in dict.fromkeys((*names, "eager"))}
-    with trace.listen() as events:
-        bad, first, _ = compared(case, runs, args)
+    row, _ = compared(case, runs, args)
     step = partial(_trained, _optimizer(args[0])) if case.how == "step" else plain
     timed, memory = dict[str, tuple[Thunk, int]](), dict[str, int]()
     for name in names:
@@ -339,8 +338,7 @@ def in_calls(case: Case, against: Sequence[str], quick: bool) -> Row:
         memory[name] = _peak(run)
         count = 1 if quick else max(2, round(0.05 / max(seconds(run), 1e-5)))
         timed[name] = partial(_all, [run] * count), count
-    return {"seconds": rounds(timed, quick), "wrong": bad, "first_call_seconds": first,
-            "peak_bytes": memory, **counted(events)}
+    return row | {"seconds": rounds(timed, quick), "peak_bytes": memory}
 
 
 def _optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
@@ -406,20 +404,21 @@ def decoded(case: Case, against: Sequence[str], quick: bool) -> Row:
     top, off = exact.topk(2).values, (logits - exact).abs().amax(1)
     sure, eager = top[:, 0] - top[:, 1] > 2 * off, errors([logits], [exact], 2.0)
     bad, first, told = dict[str, str](), dict[str, float](), dict[str, int]()
-    timed = dict[str, tuple[Thunk, int]]()
-    with trace.listen() as events:
-        for name in names:
-            run, start = contender(model, name), perf_counter()
+    timed, counts = dict[str, tuple[Thunk, int]](), dict[str, int]()
+    for name in names:
+        run, start = contender(model, name), perf_counter()
+        with trace.listen() as events:
             mine, found = _tokens(decoder, run, kept)
-            first[name], same = perf_counter() - start, mine == kept
-            told[name] = int(same.sum())
-            if said := wrong(errors([found], [exact], 2.0), eager, [_little(found.bfloat16())]):
-                bad[name] = said
-            elif not bool(same[sure].all()):
-                bad[name] = f"token {int((~same & sure).nonzero()[0])} is another than eager's"
-            timed[name] = partial(_tokens, decoder, run), NEW_TOKENS
+        first[name], same = perf_counter() - start, mine == kept
+        counts |= counted(events) if name == "rung" else {}
+        told[name] = int(same.sum())
+        if said := wrong(errors([found], [exact], 2.0), eager, [_little(found.bfloat16())]):
+            bad[name] = said
+        elif not bool(same[sure].all()):
+            bad[name] = f"token {int((~same & sure).nonzero()[0])} is another than eager's"
+        timed[name] = partial(_tokens, decoder, run), NEW_TOKENS
     return {"seconds": rounds(timed, quick), "wrong": bad, "first_call_seconds": first,
-            "tokens_equal": told, "tokens_sure": int(sure.sum()), **counted(events)}
+            "tokens_equal": told, "tokens_sure": int(sure.sum()), **counts}
 
 
 def _tokens(decoder: models.Decoder, run: Run, given: torch.Tensor | None = None
