@@ -16,7 +16,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from statistics import geometric_mean
-from typing import Any
 
 import torch
 
@@ -25,7 +24,7 @@ from rung.tools.gpu_cases import CASES, NAMED, Case
 from rung.tools.gpu_ways import OURS, WAYS, Row, copy_rate
 
 LIMIT = 240  # seconds of one row
-WIDTH = 30  # of names
+WIDTH = 32  # of names
 
 
 class RowError(RungError):
@@ -48,7 +47,7 @@ def measured(case: Case, against: Sequence[str], quick: bool, rate: float = 0.0)
     return row | {"bars": list(bars(case, row))}
 
 
-def bars(case: Case, row: Row) -> Iterator[dict[str, Any]]:
+def bars(case: Case, row: Row) -> Iterator[Row]:
     """Each bar of a case: against what, what is, and the least that it should be."""
     known = row["ratio"] | {"copy": row.get("share_of_copy")}
     known["best"] = min((known[p] for p in ("inductor", "reduce-overhead") if p in known),
@@ -109,7 +108,7 @@ class Worker:
             ["env", f"PYTHONPATH={path}", sys.executable, "-m", "rung.tools.gpu"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    def ask(self, **request: Any) -> Row:
+    def ask(self, **request: object) -> Row:
         """A row; RowError, and the end of the process, where there is none."""
         assert self.process.stdin and self.process.stdout
         self.process.stdin.write(json.dumps(request) + "\n")

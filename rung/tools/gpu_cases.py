@@ -19,7 +19,8 @@ from rung.tools import models
 from rung.tools.benchmarks import GPU
 
 KERNELS, MODELS = GPU
-Built = tuple[Callable[..., Any], tuple[Any, ...]]
+Run = Callable[..., Any]
+Built = tuple[Run, tuple[Any, ...]]
 Build = Callable[[bool, str], Built]
 PEERS = ("eager", "inductor")
 
@@ -70,13 +71,13 @@ def gemv(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.relu(F.linear(x, w, b))
 
 
-def applied(module: Callable[..., Any], *args: Any) -> Any:
+def applied(module: Run, *args: object) -> object:
     return module(*args)
 
 
 # --- arguments
 
-def of_shapes(function: Callable[..., Any], *shapes: tuple[int, ...],
+def of_shapes(function: Run, *shapes: tuple[int, ...],
               dtype: torch.dtype = torch.bfloat16) -> Build:
     """Random arguments of these shapes, a 64th as long each way where it is quick."""
     def build(quick: bool, device: str) -> Built:
@@ -143,7 +144,7 @@ def _names(what: str, shape: tuple[int, ...]) -> str:
     return f"{what}_{'x'.join(map(str, shape))}"
 
 
-def _normal(what: str, function: Callable[..., Any], rows: int, columns: int, params: int,
+def _normal(what: str, function: Run, rows: int, columns: int, params: int,
             **more: Any) -> Case:
     """A function of a matrix and of parameters as long as its rows."""
     shapes: list[tuple[int, ...]] = [(rows, columns), *[(columns,)] * params]
@@ -194,7 +195,7 @@ CASES = (
 NAMED = {case.name: case for case in CASES}
 
 
-def traffic(args: Any, results: Any) -> int:
+def traffic(args: object, results: object) -> int:
     """The bytes of arguments, parameters of modules among them, and of results."""
     leaves = torch.utils._pytree.tree_leaves((args, results))
     modules = [m for m in leaves if isinstance(m, torch.nn.Module)]

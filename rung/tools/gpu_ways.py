@@ -18,10 +18,9 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from rung.core import trace
-from rung.core.options import MODES
 from rung.frontends.torch.tensors import cloned
 from rung.tools import first_call, models
-from rung.tools.gpu_cases import Case, traffic
+from rung.tools.gpu_cases import Built, Case, Run, traffic
 from rung.tools.measure import counted
 
 SETS, MOST_SETS, ROTATED = 2, 32, 240 << 20  # sets of arguments, which outgrow any cache together
@@ -32,7 +31,7 @@ NEW_TOKENS, PROMPT = 32, 8
 OURS = ("rung", "rung-graphs")
 GRAPHS = ("reduce-overhead", "rung-graphs")  # which capture by themselves
 Row = dict[str, Any]
-Run = Callable[..., Any]
+Args = Sequence[Any]
 Thunk = Callable[[], Any]
 
 
@@ -49,11 +48,11 @@ def contender(function: Run, name: str) -> Run:
     return torch.compile(function, backend=backend, mode=mode, dynamic=False)
 
 
-def _nothing(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Run:
+def _nothing(gm: torch.fx.GraphModule, inputs: Args) -> Run:
     """A backend whose calls do nothing."""
-    results = list[Any]()
+    results: list[object] = []
 
-    def run(*args: Any) -> Any:
+    def run(*args: object) -> Args:
         if not results:
             results.extend(gm(*args))
         return results
@@ -62,9 +61,7 @@ def _nothing(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Run:
 
 def contenders(case: Case, against: Sequence[str]) -> tuple[str, ...]:
     """Those of a case, of which `against` may leave some out."""
-    kept = {*against, "dynamo"} | ({"reduce-overhead"} if "inductor" in against else set())
-    if not MODES["reduce-overhead"]:  # else it does the same as no mode
-        kept.add("rung-graphs")
+    kept = {*against, *OURS, "dynamo"} | ({"reduce-overhead"} if "inductor" in against else set())
     return ("rung", *(p for p in case.peers if p in kept))
 
 
@@ -96,7 +93,7 @@ def seconds(run: Thunk) -> float:
     return float(start.elapsed_time(end)) / 1e3
 
 
-def captured(calls: Sequence[Thunk]) -> tuple[Thunk, list[Any]]:
+def captured(calls: Sequence[Thunk]) -> tuple[Thunk, Args]:
     """Several calls as one graph, and their results, each in memory of its own; without a GPU, what
     does the same."""
     if not torch.cuda.is_available():
@@ -115,7 +112,7 @@ def captured(calls: Sequence[Thunk]) -> tuple[Thunk, list[Any]]:
     return graph.replay, kept
 
 
-def _again(calls: Sequence[Thunk], kept: Sequence[Any]) -> None:
+def _again(calls: Sequence[Thunk], kept: Args) -> None:
     """Calls whose results go to the memory of earlier ones."""
     for call, old in zip(calls, kept, strict=True):
         for x, y in zip(tree_leaves(old), tree_leaves(call()), strict=True):
@@ -144,7 +141,7 @@ def copy_rate() -> float:
     return 2 * x.nbytes / spent
 
 
-def poison(results: Any) -> None:
+def poison(results: object) -> None:
     """Leave NaN in the memory that results like these will be given next."""
     tensors = [x for x in tree_leaves(results) if isinstance(x, torch.Tensor) and x.numel()]
     kept = [_spoilt(torch.empty_like(x)) for x in tensors for _ in range(3)]
@@ -183,21 +180,22 @@ def _little(x: torch.Tensor) -> float:
 
 def exactly(args: Any, dtype: torch.dtype = torch.float64) -> Any:
     """Arguments, modules among them, in a wide type."""
-    def wide(x: Any) -> Any:
+    def wide(x: object) -> object:
         if isinstance(x, torch.nn.Module):
             return copy.deepcopy(x).to(dtype)
-        floats = isinstance(x, torch.Tensor) and x.is_floating_point()
-        return x.detach().to(dtype).requires_grad_(x.requires_grad) if floats else x
+        if isinstance(x, torch.Tensor) and x.is_floating_point():
+            return x.detach().to(dtype).requires_grad_(x.requires_grad)
+        return x
     return tree_map(wide, args)
 
 
-def compared(case: Case, runs: Mapping[str, Run], args: tuple[Any, ...]
-             ) -> tuple[dict[str, str], dict[str, float], Callable[[Any], str]]:
-    """What is wrong with each contender's results, the seconds of its first call, and what judges
-    other results of the same arguments."""
+def compared(case: Case, runs: Mapping[str, Run], args: Args
+             ) -> tuple[Row, Callable[[object], str]]:
+    """What is wrong with each contender's results, the seconds of its first call, what Rung made of
+    it, and what judges other results of the same arguments."""
     train = case.how == "step"
 
-    def outcome(run: Run, given: Sequence[Any], call: Run = CALLS[case.how]) -> list[torch.Tensor]:
+    def outcome(run: Run, given: Args, call: Run = CALLS[case.how]) -> list[torch.Tensor]:
         made = tree_leaves(call(run, given))
         written = [x for x in given if isinstance(x, torch.Tensor) and x.is_floating_point()]
         return [x.detach() for x in (*made, *written)]
@@ -209,43 +207,45 @@ def compared(case: Case, runs: Mapping[str, Run], args: tuple[Any, ...]
     eagers = errors(eager, exact, order)
     little = [_little(x.bfloat16() if train else x) for x in eager]
 
-    def judged(results: Any) -> str:
+    def judged(results: object) -> str:
         found = tree_leaves(results)
         rows = slice(len(found))
         return wrong(errors(found, exact[rows], order), eagers[rows], little[rows])
-    bad, first = dict[str, str](), dict[str, float]()
+    bad, first, counts = dict[str, str](), dict[str, float](), dict[str, int]()
     for name, run in runs.items():
         given = _copies(args)
         poison(eager)
         synchronize()
         start = perf_counter()
-        results = outcome(run, given)
+        with trace.listen() as events:
+            results = outcome(run, given)
         synchronize()
         first[name] = perf_counter() - start
+        counts |= counted(events) if name == "rung" else {}
         if name != "eager" and (said := judged(results)):
             bad[name] = said
         del results, given
-    return bad, first, judged
+    return {"wrong": bad, "first_call_seconds": first, **counts}, judged
 
 
-def _copies(args: tuple[Any, ...]) -> tuple[Any, ...]:
+def _copies(args: Args) -> Args:
     return tuple(y.detach().requires_grad_(x.requires_grad) if isinstance(x, torch.Tensor) else x
                  for x, y in zip(args, cloned(args), strict=True))
 
 
-def plain(run: Run, args: Sequence[Any]) -> Any:
+def plain(run: Run, args: Args) -> Any:
     with torch.no_grad():
         return run(*args)
 
 
-def backward(run: Run, args: Sequence[Any]) -> Any:
+def backward(run: Run, args: Args) -> Any:
     """A result and the gradients of all that needs one, for the cotangent that comes last."""
     y = run(*args[:-1])
     wanted = [x for x in args[:-1] if x.requires_grad]
     return y.detach(), *torch.autograd.grad(y, wanted, args[-1])
 
 
-def gradients(run: Run, args: Sequence[Any], half: bool = True) -> Any:
+def gradients(run: Run, args: Args, half: bool = True) -> Any:
     """A loss and the gradients of the model that is the first argument, as one vector."""
     with torch.autocast(_place(), torch.bfloat16, enabled=half):
         loss = run(*args)
@@ -258,7 +258,7 @@ CALLS = {"graph": plain, "calls": plain, "backward": backward, "step": gradients
 
 # --- the ways to measure
 
-def sets_of(case: Case, quick: bool) -> list[tuple[Run, tuple[Any, ...]]]:
+def sets_of(case: Case, quick: bool) -> list[Built]:
     """Functions and arguments, as many as outgrow the caches."""
     made = [case.build(quick, _place())]
     if case.how in ("graph", "backward"):
@@ -280,7 +280,7 @@ def _next_step() -> None:
 
 def _begun(step: Thunk, name: str) -> Thunk:
     """A step with what comes before it."""
-    def run() -> Any:
+    def run() -> object:
         if name == "reduce-overhead":
             _next_step()
         return step()
@@ -292,8 +292,7 @@ def in_graphs(case: Case, against: Sequence[str], quick: bool) -> Row:
     sets, call = sets_of(case, quick), CALLS[case.how]
     (function, args), names = sets[0], contenders(case, against)
     runs = {name: contender(function, name) for name in dict.fromkeys((*names, "eager"))}
-    with trace.listen() as events:
-        bad, first, judged = compared(case, runs, args)
+    row, judged = compared(case, runs, args)
     size = sum(x.nbytes for x in tree_leaves(call(function, args)))
     timed = dict[str, tuple[Thunk, int]]()
     for name in names:
@@ -310,10 +309,9 @@ def in_graphs(case: Case, against: Sequence[str], quick: bool) -> Row:
             _spoilt(x)
         replay()
         if said := judged(kept[0]):
-            bad.setdefault(name, f"captured: {said}")
+            row["wrong"].setdefault(name, f"captured: {said}")
         timed[name] = partial(_replayed, replay, kept), len(thunks)
-    return {"seconds": rounds(timed, quick), "wrong": bad, "first_call_seconds": first,
-            "bytes": traffic(args, ()) + size, **counted(events)}
+    return row | {"seconds": rounds(timed, quick), "bytes": traffic(args, ()) + size}
 
 
 def _all(thunks: Sequence[Thunk]) -> None:
@@ -321,7 +319,7 @@ def _all(thunks: Sequence[Thunk]) -> None:
         thunk()
 
 
-def _replayed(replay: Thunk, kept: Any) -> None:
+def _replayed(replay: Thunk, kept: object) -> None:
     """A replay of a graph whose results are `kept` while it lives."""
     replay()
 
@@ -330,8 +328,7 @@ def in_calls(case: Case, against: Sequence[str], quick: bool) -> Row:
     """Seconds of forward calls of a model, or of its training steps, and the memory they take."""
     ((function, args),), names = sets_of(case, quick), contenders(case, against)
     runs = {name: contender(function, name) for name in dict.fromkeys((*names, "eager"))}
-    with trace.listen() as events:
-        bad, first, _ = compared(case, runs, args)
+    row, _ = compared(case, runs, args)
     step = partial(_trained, _optimizer(args[0])) if case.how == "step" else plain
     timed, memory = dict[str, tuple[Thunk, int]](), dict[str, int]()
     for name in names:
@@ -341,15 +338,14 @@ def in_calls(case: Case, against: Sequence[str], quick: bool) -> Row:
         memory[name] = _peak(run)
         count = 1 if quick else max(2, round(0.05 / max(seconds(run), 1e-5)))
         timed[name] = partial(_all, [run] * count), count
-    return {"seconds": rounds(timed, quick), "wrong": bad, "first_call_seconds": first,
-            "peak_bytes": memory, **counted(events)}
+    return row | {"seconds": rounds(timed, quick), "peak_bytes": memory}
 
 
 def _optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), 1e-5, fused=True)
 
 
-def _trained(optimizer: torch.optim.Optimizer, run: Run, args: Sequence[Any]) -> None:
+def _trained(optimizer: torch.optim.Optimizer, run: Run, args: Args) -> None:
     with torch.autocast(_place(), torch.bfloat16):
         loss = run(*args)
     loss.backward()
@@ -408,20 +404,21 @@ def decoded(case: Case, against: Sequence[str], quick: bool) -> Row:
     top, off = exact.topk(2).values, (logits - exact).abs().amax(1)
     sure, eager = top[:, 0] - top[:, 1] > 2 * off, errors([logits], [exact], 2.0)
     bad, first, told = dict[str, str](), dict[str, float](), dict[str, int]()
-    timed = dict[str, tuple[Thunk, int]]()
-    with trace.listen() as events:
-        for name in names:
-            run, start = contender(model, name), perf_counter()
+    timed, counts = dict[str, tuple[Thunk, int]](), dict[str, int]()
+    for name in names:
+        run, start = contender(model, name), perf_counter()
+        with trace.listen() as events:
             mine, found = _tokens(decoder, run, kept)
-            first[name], same = perf_counter() - start, mine == kept
-            told[name] = int(same.sum())
-            if said := wrong(errors([found], [exact], 2.0), eager, [_little(found.bfloat16())]):
-                bad[name] = said
-            elif not bool(same[sure].all()):
-                bad[name] = f"token {int((~same & sure).nonzero()[0])} is another than eager's"
-            timed[name] = partial(_tokens, decoder, run), NEW_TOKENS
+        first[name], same = perf_counter() - start, mine == kept
+        counts |= counted(events) if name == "rung" else {}
+        told[name] = int(same.sum())
+        if said := wrong(errors([found], [exact], 2.0), eager, [_little(found.bfloat16())]):
+            bad[name] = said
+        elif not bool(same[sure].all()):
+            bad[name] = f"token {int((~same & sure).nonzero()[0])} is another than eager's"
+        timed[name] = partial(_tokens, decoder, run), NEW_TOKENS
     return {"seconds": rounds(timed, quick), "wrong": bad, "first_call_seconds": first,
-            "tokens_equal": told, "tokens_sure": int(sure.sum()), **counted(events)}
+            "tokens_equal": told, "tokens_sure": int(sure.sum()), **counts}
 
 
 def _tokens(decoder: models.Decoder, run: Run, given: torch.Tensor | None = None
