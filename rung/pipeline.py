@@ -19,8 +19,8 @@ from rung.core.key import structural_key
 from rung.core.machine import Machine
 from rung.core.op import Effect, Func, Vocabulary, walk
 from rung.core.verify import verify
+from rung.kernel import arithmetic
 from rung.kernel import ir as kernel_ir
-from rung.kernel import multiply_add
 from rung.loop import (
     blocks,
     canonical,
@@ -195,9 +195,15 @@ def _to_kernel(kernel: Func, context: Context) -> Func:
     return context.lowered.get(kernel) or to_kernel.to_kernel(kernel, context.machine)
 
 
+def _first_steps(kernel: Func, context: Context) -> Func:
+    """Without steps from nothing, where many threads each take only a few of a fold."""
+    few = context.machine.threaded and not is_library(kernel)
+    return arithmetic.first_steps(kernel) if few else kernel
+
+
 def _multiply_add(kernel: Func, context: Context) -> Func:
     fused = "fma" in _forms(context) and not is_library(kernel)
-    return multiply_add.fuse_products(kernel) if fused else kernel
+    return arithmetic.fuse_products(kernel) if fused else kernel
 
 
 def _split(module: Module, context: Context) -> Module:
@@ -259,8 +265,10 @@ PASSES = (
          "a mapping belongs to a structure, not to a call"),
     Pass("kernel", "to_kernel", _kernels(_to_kernel), "reassociates",
          "the mapping says all that this needs"),
-    Pass("kernel", "multiply_add", _kernels(_multiply_add), "changes-values",
+    Pass("kernel", "first_steps", _kernels(_first_steps), "reassociates",
          "once the steps of folds are ops"),
+    Pass("kernel", "multiply_add", _kernels(_multiply_add), "changes-values",
+         "on the products and sums that are left"),
 )
 
 

@@ -44,7 +44,7 @@ class Rates:
     """Measured ceilings of one core for the cost model: bytes/s, operations/s by dtype name.
 
     `forms` are scalar functions that cost less than what they can replace: see `loop/strength.py`
-    and `kernel/multiply_add.py`.
+    and `kernel/arithmetic.py`.
     """
 
     memory: float

@@ -1,4 +1,4 @@
-"""Strength reduction: functions that a machine computes dearly, by cheaper ones that round otherwise.
+"""Strength reduction: dear functions by cheaper ones that round otherwise.
 
     s = fold add e[i,j] over j           s = fold add e[i,j] over j
     y[i,j] = e / s                  ->   r = reciprocal(s)

@@ -12,7 +12,6 @@ from rung.core.types import BOOL, F32, F64, DType
 from rung.targets.c_family import Prelude
 from rung.targets.c_math import HELPERS, Helper, horner
 
-
 # log2(erfc(a)) / a for 0 <= a < 3.9, so that erfc errs by 2e-8 at most; beyond, erfc goes to 0.
 _ERFC_POLY = horner("a", ("-0x1.7c7eacp-15f", "0x1.d325e0p-12f", "-0x1.86729ap-10f",
                            "-0x1.962172p-11f", "0x1.cee88ap-6f", "-0x1.301722p-3f",
@@ -35,8 +34,8 @@ _DEVICE: dict[str, Helper] = {
     "to_i64": Helper("$F a", "return (long)a;", result="long"),
     "abs": _library("fabs"), "round": _library("rint"),
     "fma": _library("fma", "$F a, $F b, $F c"),
-    # Cheaper than the library's where an error relative to 1 is allowed. The library's own `exp` and
-    # `tanh` take as few instructions as there can be: 8 and 13.
+    # Cheaper than the library where an error relative to 1 is allowed. Its own `exp` and
+    # `tanh` take 8 and 13 instructions, and can hardly take fewer.
     "pow2": Helper("$F a", "return exp2f(a);"), "over": Helper("$F a", "return 1 / a;"),
     "erfp1.f32": Helper("$F x", f"""float a = $abs(x), e = $pow2(a * {_ERFC_POLY});
   return x < 0.0f ? e : 2.0f - e;"""),
