@@ -19,8 +19,19 @@ from rung.core.key import structural_key
 from rung.core.machine import Machine
 from rung.core.op import Effect, Func, Vocabulary, walk
 from rung.core.verify import verify
+from rung.kernel import arithmetic
 from rung.kernel import ir as kernel_ir
-from rung.loop import blocks, canonical, fuse, merge_folds, normalize, overlay, siblings, split
+from rung.loop import (
+    blocks,
+    canonical,
+    fuse,
+    merge_folds,
+    normalize,
+    overlay,
+    siblings,
+    split,
+    strength,
+)
 from rung.loop import ir as loop_ir
 from rung.loop import simplify as loop_simplify
 from rung.program import ir as program_ir
@@ -147,6 +158,11 @@ def _merge(kernel: Func, context: Context) -> Func:
     return merge_folds.merge(kernel) if merges_folds(kernel, context.machine) else kernel
 
 
+def _forms(context: Context) -> tuple[str, ...]:
+    """The scalar functions that the machine prefers, where they may round otherwise than eager."""
+    return context.machine.rates.forms if context.precision == "default" else ()
+
+
 def _overlay(kernel: Func, context: Context) -> Func:
     """Fewer axes where all of a launch start together; elsewhere a store has loops of its own."""
     return overlay.overlay(kernel) if context.machine.threaded else kernel
@@ -177,6 +193,17 @@ def _to_kernel(kernel: Func, context: Context) -> Func:
     if is_library(kernel):
         return kernel
     return context.lowered.get(kernel) or to_kernel.to_kernel(kernel, context.machine)
+
+
+def _first_steps(kernel: Func, context: Context) -> Func:
+    """Without steps from nothing, where many threads each take only a few of a fold."""
+    few = context.machine.threaded and not is_library(kernel)
+    return arithmetic.first_steps(kernel) if few else kernel
+
+
+def _multiply_add(kernel: Func, context: Context) -> Func:
+    fused = "fma" in _forms(context) and not is_library(kernel)
+    return arithmetic.fuse_products(kernel) if fused else kernel
 
 
 def _split(module: Module, context: Context) -> Module:
@@ -217,6 +244,9 @@ PASSES = (
          "after fusion, when a rounding is known to lie inside a kernel"),
     Pass("loop", "merge_folds", _kernels(_merge), "reassociates",
          "after simplify, whose rules do not know carriers of several states"),
+    Pass("loop", "strength", _kernels(
+        lambda k, c: strength.reduce_strength(k, _forms(c))), "changes-values",
+         "after merge_folds, which knows a softmax by its division"),
     Pass("loop", "views", lambda m, _: views.views(m), "exact",
          "after fusion, which swallows most copies"),
     Pass("loop", "reinplace", lambda m, _: reinplace.reinplace(m), "exact",
@@ -235,6 +265,10 @@ PASSES = (
          "a mapping belongs to a structure, not to a call"),
     Pass("kernel", "to_kernel", _kernels(_to_kernel), "reassociates",
          "the mapping says all that this needs"),
+    Pass("kernel", "first_steps", _kernels(_first_steps), "reassociates",
+         "once the steps of folds are ops"),
+    Pass("kernel", "multiply_add", _kernels(_multiply_add), "changes-values",
+         "on the products and sums that are left"),
 )
 
 

@@ -41,13 +41,18 @@ class Space:
 
 @dataclass(frozen=True)
 class Rates:
-    """Measured ceilings of one core for the cost model: bytes/s, operations/s by dtype name."""
+    """Measured ceilings of one core for the cost model: bytes/s, operations/s by dtype name.
+
+    `forms` are scalar functions that cost less than what they can replace: see `loop/strength.py`
+    and `kernel/arithmetic.py`.
+    """
 
     memory: float
     cache: float
     flops: dict[str, float] = field(hash=False)
     launch: float = 1e-6
     fork: float = 0.0  # seconds to start and join a team of threads
+    forms: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

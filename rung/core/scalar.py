@@ -217,6 +217,7 @@ SCALARS: dict[str, ScalarFn] = {fn.name: fn for fn in (
     _real("silu", _wide(lambda x: x * _sigmoid(x)), 24),
     _real("tanh", _wide(np.tanh), 34),
     _real("erf", _wide(_each(math.erf)), 34),
+    _real("erfp1", _wide(_each(lambda x: math.erfc(-x))), 34),  # 1 + erf(x)
     _real("sin", _wide(np.sin), 30),
     _real("cos", _wide(np.cos), 30),
     _real("tan", _wide(np.tan), 40, laws="~j"),

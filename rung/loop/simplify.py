@@ -33,11 +33,15 @@ def simplify(func: Func, precision: str = "default") -> Func:
     """
     if precision not in ROUNDINGS:
         raise ValueError(f"precision is one of {', '.join(ROUNDINGS)}, not {precision!r}")
+    return swept(func, (*RULES, drop_rounding) if precision == "default" else RULES)
+
+
+def swept(func: Func, rules: tuple[Rule, ...]) -> Func:
+    """`func` after one sweep of some rules."""
     buffers = (*func.params, *func.outs)
     out = Emitter(extents_of(func), [v.name for v in buffers])
-    sweep = _Sweep(out, values={v: v for v in buffers})
+    sweep = Sweep(out, values={v: v for v in buffers}, rules=rules)
     sweep.uses, sweep.sharp = _uses(func), _at_jumps(func)
-    sweep.rules = (*RULES, drop_rounding) if precision == "default" else RULES
     try:
         sweep.ops(func.body.ops)
     except Declined:
@@ -46,7 +50,9 @@ def simplify(func: Func, precision: str = "default") -> Func:
 
 
 @dataclass
-class _Sweep(Copier):
+class Sweep(Copier):
+    """Copies a kernel op by op; the first rule that applies to an op replaces it."""
+
     rules: tuple[Rule, ...] = ()
     made: dict[Value, Op] = field(default_factory=dict)
     uses: dict[Value, int] = field(default_factory=dict)
@@ -75,7 +81,7 @@ class _Sweep(Copier):
         return op.value if isinstance(op, Const) else None
 
 
-Rule = Callable[[_Sweep, Op], Value | None]
+Rule = Callable[[Sweep, Op], Value | None]
 
 
 def _uses(func: Func) -> dict[Value, int]:
@@ -94,7 +100,7 @@ def _at_jumps(func: Func) -> set[Value]:
 
 # f32(round_bf16(v)) -> v            only where a rounding is eager's alone: changes the last bits
 # (one to f16 stays: it also overflows, where bf16 has all of f32's exponents)
-def drop_rounding(s: _Sweep, op: Op) -> Value | None:
+def drop_rounding(s: Sweep, op: Op) -> Value | None:
     match op:
         case Cast(results=results) if s.sharp.intersection(results):
             return None
@@ -107,7 +113,7 @@ def drop_rounding(s: _Sweep, op: Op) -> Value | None:
 
 
 # T(round_T(x)) -> T(x),   T(x) -> x if x is T,   wide(where(c, a, b)) -> where(c, wide(a), wide(b))
-def of_cast(s: _Sweep, op: Op) -> Value | None:
+def of_cast(s: Sweep, op: Op) -> Value | None:
     if not isinstance(op, Cast) or op.implicit:
         return None
     if dtype_of(op.x.type) == op.dtype:
@@ -120,14 +126,14 @@ def of_cast(s: _Sweep, op: Op) -> Value | None:
     return None
 
 
-def _cast(s: _Sweep, value: Value, dtype: DType) -> Value:
+def _cast(s: Sweep, value: Value, dtype: DType) -> Value:
     op = Cast(value, dtype)
     found = next((v for rule in s.rules if (v := rule(s, op)) is not None), None)
     return found if found is not None else s.make(op)
 
 
 # index(3) -> 3
-def constant_index(s: _Sweep, op: Op) -> Value | None:
+def constant_index(s: Sweep, op: Op) -> Value | None:
     match op:
         case IndexValue(e) if e.const_value is not None:
             return s.make(Const(e.const_value, I64))
@@ -135,7 +141,7 @@ def constant_index(s: _Sweep, op: Op) -> Value | None:
 
 
 # x * 1 -> x,  x / 1 -> x,  x - 0 -> x,  x + -0.0 -> x,  n + 0 -> n (integers)
-def identity_operand(s: _Sweep, op: Op) -> Value | None:
+def identity_operand(s: Sweep, op: Op) -> Value | None:
     match op:
         case Map("mul" | "div" | "sub" | "add" as fn, (x, y)):
             k = s.number(y)
@@ -148,14 +154,14 @@ def identity_operand(s: _Sweep, op: Op) -> Value | None:
     return None
 
 
-def _is_zero(s: _Sweep, x: Value) -> bool:
+def _is_zero(s: Sweep, x: Value) -> bool:
     """Whether x is the identity element of addition: an integer 0, or -0.0."""
     k = s.number(x)
     return k == 0 and k is not None and (not dtype_of(x.type).is_float or str(k) == "-0.0")
 
 
 # where(c, x, x) -> x,  where(c, where(c, a, b), d) -> where(c, a, d), and in the other arm
-def of_where(s: _Sweep, op: Op) -> Value | None:
+def of_where(s: Sweep, op: Op) -> Value | None:
     match op:
         case Map("where", (c, a, b)):
             if a is b:
@@ -166,13 +172,13 @@ def of_where(s: _Sweep, op: Op) -> Value | None:
     return None
 
 
-def _arm(s: _Sweep, x: Value, c: Value, n: int) -> Value:
+def _arm(s: Sweep, x: Value, c: Value, n: int) -> Value:
     op = s.made.get(x)
     return op.args[n] if isinstance(op, Map) and op.fn == "where" and op.args[0] is c else x
 
 
 # max(x, x) -> x  (min, and, or),   neg(neg(x)) -> x
-def idempotent(s: _Sweep, op: Op) -> Value | None:
+def idempotent(s: Sweep, op: Op) -> Value | None:
     match op:
         case Map("max" | "min" | "and" | "or", (x, y)) if x is y:
             return x
@@ -184,7 +190,7 @@ def idempotent(s: _Sweep, op: Op) -> Value | None:
 
 
 # f(2.0, 3.0) -> the number
-def folded_constant(s: _Sweep, op: Op) -> Value | None:
+def folded_constant(s: Sweep, op: Op) -> Value | None:
     if not isinstance(op, Map | Cast) or not all(
             isinstance(s.made.get(v), Const) for v in op.operands()):
         return None
@@ -201,7 +207,7 @@ def folded_constant(s: _Sweep, op: Op) -> Value | None:
 
 
 # fold add (a * b) over k -> contract add mul a, b over k     if a and b vary over different axes
-def written_out(s: _Sweep, op: Op) -> Value | None:
+def written_out(s: Sweep, op: Op) -> Value | None:
     match op:
         case Fold("add", (x,), axis, product="", prefix=False) if op.acc.is_float:
             made = s.made.get(x)

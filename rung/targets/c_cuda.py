@@ -1,7 +1,7 @@
 """The same text for CUDA C++ (nvcc and NVRTC, no includes), one lane to a thread.
 
 `CudaPrelude().call("exp", F32, 1, ["x"])` is `exp_f32(x)`, a device function over `expf`. Compile
-with `-fmad=false` where results are to be those of the CPU; `fma` is one instruction either way.
+with `-fmad=false`: products and sums are fused by a pass, where the precision lets it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,12 @@ from collections.abc import Collection, Mapping, Sequence
 
 from rung.core.types import BOOL, F32, F64, DType
 from rung.targets.c_family import Prelude
-from rung.targets.c_math import HELPERS, Helper
+from rung.targets.c_math import HELPERS, Helper, horner
+
+# log2(erfc(a)) / a for 0 <= a < 3.9, so that erfc errs by 2e-8 at most; beyond, erfc goes to 0.
+_ERFC_POLY = horner("a", ("-0x1.7c7eacp-15f", "0x1.d325e0p-12f", "-0x1.86729ap-10f",
+                           "-0x1.962172p-11f", "0x1.cee88ap-6f", "-0x1.301722p-3f",
+                           "-0x1.d63aacp-1f", "-0x1.a0be9ep+0f"))
 
 
 def _library(name: str, params: str = "$F a") -> Helper:
@@ -29,6 +34,14 @@ _DEVICE: dict[str, Helper] = {
     "to_i64": Helper("$F a", "return (long)a;", result="long"),
     "abs": _library("fabs"), "round": _library("rint"),
     "fma": _library("fma", "$F a, $F b, $F c"),
+    # Cheaper than the library where an error relative to 1 is allowed. Its own `exp` and
+    # `tanh` take 8 and 13 instructions, and can hardly take fewer.
+    "pow2": Helper("$F a", "return exp2f(a);"), "over": Helper("$F a", "return 1 / a;"),
+    "erfp1.f32": Helper("$F x", f"""float a = $abs(x), e = $pow2(a * {_ERFC_POLY});
+  return x < 0.0f ? e : 2.0f - e;"""),
+    # 1 / (1 + e^-a), both scaled so that `over` meets and makes normal numbers only.
+    "sigmoid.f32": Helper("$F a", """return $over($fma($exp(-a), 0.125f, 0.125f)) * 0.125f;"""),
+    "silu.f32": Helper("$F a", "return a * $sigmoid(a);"),
     "bits": Helper("$F a", "return __float_as_int(a);", result="$I"),
     "bits.f64": Helper("$F a", "return __double_as_longlong(a);", result="$I"),
     "unbits": Helper("$I a", "return __int_as_float(a);"),
@@ -56,6 +69,8 @@ PTX: dict[str, Helper] = {
     "from_f16": _instruction("cvt.f32.f16", "$u16 a", "fh"),
     "max.f32": _instruction("max.NaN.f32", "$F a, $F b", "fff"),
     "min.f32": _instruction("min.NaN.f32", "$F a, $F b", "fff"),
+    "pow2": _instruction("ex2.approx.ftz.f32", "$F a", "ff"),  # 2^-22.5 off, relatively
+    "over": _instruction("rcp.approx.ftz.f32", "$F a", "ff"),  # 1 ulp off
 }
 
 

@@ -35,7 +35,7 @@ def _both(params: str, body: str, result: str = "$F") -> Helper:
     return Helper(params, body, body, result=result)
 
 
-def _horner(variable: str, coefficients: tuple[str, ...]) -> str:
+def horner(variable: str, coefficients: tuple[str, ...]) -> str:
     """The polynomial with `coefficients` from the highest power down, as nested fma."""
     text = f"$K({coefficients[0]})"
     for c in coefficients[1:]:
@@ -120,8 +120,8 @@ def _circular(name: str, turn: int, result: str) -> Helper:
 
 
 _ROUND_MAGIC = "0x1.8p23f"  # adding and subtracting it rounds |x| < 2^22 to an integer
-_SIN_POLY = _horner("z", ("-0x1.991bf4p-13f", "0x1.1106c6p-7f", "-0x1.555544p-3f"))
-_COS_POLY = _horner("z", ("0x1.99e0e4p-16f", "-0x1.6c0c1ap-10f", "0x1.55554ap-5f"))
+_SIN_POLY = horner("z", ("-0x1.991bf4p-13f", "0x1.1106c6p-7f", "-0x1.555544p-3f"))
+_COS_POLY = horner("z", ("0x1.99e0e4p-16f", "-0x1.6c0c1ap-10f", "0x1.55554ap-5f"))
 _CIRCLE = "$unbits(($I)(($U)$bits($sel(odd, c, s)) ^ (($U)q & 2) << 30))"
 
 BASIC: dict[str, Helper] = {
@@ -259,19 +259,19 @@ CONVERT: dict[str, Helper] = {
         (256, 256, "__builtin_ia32_cvtps2pd256(a)"))),
 }
 
-_EXP_POLY = _horner("r", ("0x1.6a1f5ep-10f", "0x1.123cccp-7f", "0x1.555904p-5f", "0x1.55548ep-3f",
+_EXP_POLY = horner("r", ("0x1.6a1f5ep-10f", "0x1.123cccp-7f", "0x1.555904p-5f", "0x1.55548ep-3f",
                           "0x1.fffffcp-2f", "1.0f", "1.0f"))
-_EXPM1_POLY = _horner("r", ("0x1.9e76fcp-13f", "0x1.6d3d38p-10f", "0x1.1112d8p-7f",
+_EXPM1_POLY = horner("r", ("0x1.9e76fcp-13f", "0x1.6d3d38p-10f", "0x1.1112d8p-7f",
                             "0x1.5554f6p-5f", "0x1.555554p-3f", "0.5f"))
-_TANH_POLY = _horner("z", ("-0x1.825836p-8f", "0x1.54b898p-6f", "-0x1.b898dcp-5f",
+_TANH_POLY = horner("z", ("-0x1.825836p-8f", "0x1.54b898p-6f", "-0x1.b898dcp-5f",
                            "0x1.1109aep-3f", "-0x1.55553ep-2f"))
-_ERF_SMALL = _horner("z", ("0x1.6510b4p-14f", "-0x1.aca38ep-11f", "0x1.550a44p-8f",
+_ERF_SMALL = horner("z", ("0x1.6510b4p-14f", "-0x1.aca38ep-11f", "0x1.550a44p-8f",
                            "-0x1.b81524p-6f", "0x1.ce2e54p-4f", "-0x1.812744p-2f",
                            "-0x1.fa84dcp-25f"))
-_ERF_LARGE = _horner("b", ("-0x1.5d723cp-16f", "0x1.c45954p-12f", "-0x1.106262p-8f",
+_ERF_LARGE = horner("b", ("-0x1.5d723cp-16f", "0x1.c45954p-12f", "-0x1.106262p-8f",
                            "0x1.9aebbap-6f", "-0x1.bb454cp-4f", "-0x1.444d1ep-1f",
                            "-0x1.212626p+0f", "0x1.62d95p-13f"))
-_LOG_POLY = _horner("f", ("0x1.14573ep-4f", "-0x1.de3bf8p-4f", "0x1.e6f08cp-4f", "-0x1.fc220ep-4f",
+_LOG_POLY = horner("f", ("0x1.14573ep-4f", "-0x1.de3bf8p-4f", "0x1.e6f08cp-4f", "-0x1.fc220ep-4f",
                           "0x1.233766p-3f", "-0x1.555c4ep-3f", "0x1.99a4b6p-3f", "-0x1.000006p-2f",
                           "0x1.555548p-2f"))
 
@@ -279,6 +279,7 @@ MATH: dict[str, Helper] = {
     "rsqrt": _both("$F a", "return 1 / $sqrt(a);"),
     "sigmoid": _both("$F a", "return 1 / (1 + $exp(-a));"),
     "silu": _both("$F a", "return a / (1 + $exp(-a));"),
+    "erfp1": _both("$F a", "return $erfc(-a);"),
     **{name: _libm(name) for name in (
         "exp", "exp2", "log", "tanh", "erf", "sin", "cos", "tan", "expm1", "log1p", "log2", "log10",
         "erfc", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh")},
