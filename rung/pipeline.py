@@ -232,7 +232,8 @@ PASSES = (
          "last of the rung: below it no extent is 0, but in a kernel that stores nothing"),
     Pass("loop", "to_loop", lambda m, _: to_loop.to_loop(*m.programs), "reassociates",
          "one kernel an op, so that fusion alone decides what a kernel is"),
-    Pass("loop", "fuse", lambda m, c: fuse.fuse(m, c.bound, c.settled), "exact",
+    Pass("loop", "fuse", lambda m, c: fuse.fuse(
+        m, c.bound, c.settled, c.machine.threaded), "exact",
          "on the smallest kernels, whose prices are simple"),
     Pass("loop", "siblings", lambda m, c: siblings.join_siblings(
         m, c.bound, c.settled), "exact",

@@ -201,8 +201,9 @@ class _Fusion(Graph):
     """
 
     def __init__(self, program: Func, kernels: dict[str, Func], price: Price, settle: Settle,
-                 memo: Memo):
+                 memo: Memo, rows: bool):
         super().__init__(program.body.ops, kernels)
+        self.rows = rows
         self.name, self.price, self.settle, self.memo = program.name, price, settle, memo
         self.serial = count()
         self.heap: list[tuple[int, float, int, int, Plan | None]] = []
@@ -313,8 +314,8 @@ class _Fusion(Graph):
         key = (producer, consumer, kept)
         if key not in self.tried:
             epochs = self.epoch[n], self.epoch[c]
-            found = self.memo(lambda: judged(producer, consumer, kept, epochs), producer, consumer,
-                              tuple(v in kept for v in producer.results), epochs[0] == epochs[1])
+            found = self.memo(lambda: judged(producer, consumer, kept, epochs, self.rows),
+                              producer, consumer, tuple(v in kept for v in producer.results), epochs[0] == epochs[1])
             self.tried[key] = found if isinstance(found, Piece) else None
             if isinstance(found, str):
                 trace.emit("declined", "fuse", f"{producer.func.name} {mode} {consumer.func.name}",
@@ -342,14 +343,14 @@ class _Fusion(Graph):
             self.queue(n)
 
 
-def judged(producer: Piece, consumer: Piece, kept: frozenset[Value], epochs: tuple[int, int]
-           ) -> Piece | Reason:
+def judged(producer: Piece, consumer: Piece, kept: frozenset[Value], epochs: tuple[int, int],
+           rows: bool = False) -> Piece | Reason:
     """The fused piece, or why there is none."""
     reason = can_fuse(producer, consumer, epochs)
     if reason is not None:
         return reason
     try:
-        piece = splice(producer, consumer, kept)
+        piece = splice(producer, consumer, kept, rows)
     except Declined as declined:
         return str(declined)
     stored = [b for v, b in piece.outs.items() if v in kept]
@@ -374,9 +375,10 @@ def _fewer(fused: Func, consumer: Func) -> Reason | None:
 
 # --- the pass
 
-def fuse(module: Module, price: Price, settle: Settle) -> Module:
-    """The module with kernels fused wherever that lowers the sum of prices."""
+def fuse(module: Module, price: Price, settle: Settle, rows: bool = False) -> Module:
+    """The module with kernels fused wherever that lowers the sum of prices; with `rows` also those
+    that read one element of each row that another folds, such as the logit of a target."""
     kernels = {k.name: k for k in module.kernels}
     price, memo = cache(price), Memo()
-    return called(module.programs, [_Fusion(program, kernels, price, settle, memo).run()
+    return called(module.programs, [_Fusion(program, kernels, price, settle, memo, rows).run()
                                     for program in module.programs])

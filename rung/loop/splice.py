@@ -59,11 +59,12 @@ class Piece:
 @dataclass
 class _Splice:
     """One splice: `made` are instances by load, `kept` the producer's results that are stored as
-    well."""
+    well. With `rows`, folds over rows of which one element is read have an axis of their own."""
 
     producer: Piece
     consumer: Piece
     kept: frozenset[Value]
+    rows: bool = False
     out: Emitter = field(init=False)
     params: dict[Value, Value] = field(default_factory=dict)
     outs: dict[Value, Value] = field(default_factory=dict)
@@ -180,14 +181,29 @@ class _Splice:
         """The ops behind `store`, copied with `axes` replaced."""
         table = {self.producer.params[a]: self.params[a] for a in self.producer.args}
         ops = list(_behind(self.producer.func, store.value))
+        rows: dict[Op, dict[str, Sub]] = {}
         for op in ops:
             if isinstance(op, Fold):
                 if not op.prefix and op.axis not in self.fresh:
                     self.fresh[op.axis] = Expr.of(self.out.axis(op.axis, op.extent))
-                self.whole(op, {**self.fresh, **axes}, mask)
+                if self.rows and not op.prefix and _picks(axes.get(op.axis)):
+                    rows[op] = {**self.fresh, **{a: e for a, e in axes.items() if a != op.axis}}
+                self.whole(op, rows.get(op, {**self.fresh, **axes}), mask)
         copier = Copier(self.out, {**self.fresh, **axes}, dict(table), mask)
-        copier.ops(ops)
+        for op in ops:
+            if op in rows:
+                copier.values |= self.row(op, rows[op], table, mask)
+            else:
+                copier.op(op)
         return copier.values[store.value]
+
+    def row(self, op: Op, axes: dict[str, Sub], table: dict[Value, Value], mask: tuple[Expr, ...]
+            ) -> dict[Value, Value]:
+        """The results of a fold, of whose axis elsewhere only one element is read: what is behind
+        the fold has the axis of its own."""
+        copier = Copier(self.out, axes, dict(table), mask)
+        copier.ops(_behind(self.producer.func, op.results[0]))
+        return {r: copier.values[r] for r in op.results}
 
     def whole(self, op: Fold, axes: Mapping[str, Sub], mask: Iterable[Expr]) -> None:
         """Declined if a folded axis would be shortened, or shared with ops outside of the fold:
@@ -211,10 +227,12 @@ class _Splice:
         return len(dict(pairs)) == len(pairs) and all(self.out.axes.get(a) is n for a, n in pairs)
 
 
-def splice(producer: Piece, consumer: Piece, kept: frozenset[Value] = frozenset()) -> Piece:
+def splice(producer: Piece, consumer: Piece, kept: frozenset[Value] = frozenset(),
+           rows: bool = False) -> Piece:
     """`consumer` with what it loads from `producer` computed inside; `kept` results of the
-    producer become outputs of the new kernel. Raises Declined with the reason."""
-    return _Splice(producer, consumer, kept).run()
+    producer become outputs of the new kernel, and with `rows` one element of what a fold has run
+    over may be read. Raises Declined with the reason."""
+    return _Splice(producer, consumer, kept, rows).run()
 
 
 def _digits(place: Sub, extents: dict[str, Expr]) -> tuple[list[str], Expr, Expr]:
@@ -244,6 +262,11 @@ def _behind(func: Func, value: Value) -> Iterator[Op]:
             wanted.update(op.operands())
             ops.append(op)
     return reversed(ops)
+
+
+def _picks(sub: Sub | None) -> bool:
+    """Whether an axis becomes a number that is no axis."""
+    return sub is not None and not (isinstance(sub, Expr) and sub.is_symbol())
 
 
 def _with_params(func: Func, params: tuple[Value, ...]) -> Func:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import models
+import numpy as np
 import pytest
 from programs import Prog, check, draw, price, size
 
@@ -18,6 +19,7 @@ from rung.loop.emit import Copier, Declined
 from rung.loop.fuse import fuse
 from rung.loop.graph import Graph
 from rung.loop.splice import Piece, splice
+from rung.pipeline import VOCABULARIES
 from rung.program.ir import Call, Module
 from rung.tensor.to_loop import to_loop
 
@@ -323,3 +325,30 @@ def test_a_step_around_a_fold_is_taken_only_if_it_pays_as_mapped() -> None:
     assert any("as mapped" in e.detail for e in events if e.kind == "declined")
     assert len(fuse(program, price, lambda k: None).kernels) == 1  # nothing is known of any
     check(program, after, draw(p.done(p.map("relu", p.map("neg", total)))))
+
+
+PICKED = """program target(x: f32[4,9] input, n: i64[4] input)
+  t = kernel a(x) : f32[4,9]
+  y, z = kernel b(t, n) : f32[4], f32[4,3]
+  return y, z
+kernel a(x: f32[4,9]) -> t: f32[4,9]
+  m = fold max x[i,j] over j 9 : f32 over i acc f32
+  s = fold add exp(x[i,j] - m) over j 9 : f32 over i acc f32
+  t[i,j] = x[i,j] - m - log(s)
+kernel b(t: f32[4,9], n: i64[4]) -> y: f32[4], z: f32[4,3]
+  s = fold add t[i,j] over j 9 : f32 over i acc f32
+  y[i] = t[i,n[i]] / s
+  z[i,k] = t[i,k+5]
+"""
+
+
+def test_one_element_of_a_row_that_is_folded_is_read_where_the_data_say() -> None:
+    """A cross-entropy takes the logit of the target from the row of the softmax."""
+    program, *parts = parse_module(PICKED, VOCABULARIES)
+    before = Module((program,), tuple(parts))
+    assert len(fuse(before, price, price).kernels) == 2
+    after = fuse(before, price, price, rows=True)
+    assert len(after.kernels) == 1
+    rng = np.random.default_rng(0)
+    inputs = [rng.normal(size=(4, 9)).astype(np.float32), np.array([0, 8, 3, 5])]
+    check(before, after, inputs, exact=False)
