@@ -14,10 +14,11 @@ does what goes to a function that jumps.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Hashable, Mapping
 from typing import TypeGuard
 
 from rung.core.op import Block, Builder, Func, Op, Value, walk
-from rung.core.ops import Cast, Map
+from rung.core.ops import Cast, LoadBase, Map
 from rung.core.rewrite import rewrite
 from rung.core.scalar import MONOIDS, SCALARS
 from rung.core.types import dtype_of
@@ -51,6 +52,8 @@ def fuse_products(func: Func) -> Func:
     """`func` with fused multiply-adds of floats."""
     ops = list(walk(func.body))
     products = {op.result: op for op in ops if _is_product(op)}
+    made = {r: op for op in ops for r in op.results}
+    squares = {v for v, op in products.items() if len({_key(made, x) for x in op.args}) == 1}
     reads = Counter(v for op in ops for v in op.operands())
     held = {v for op in ops if _jumps(op) for v in op.operands()}
 
@@ -62,6 +65,8 @@ def fuse_products(func: Func) -> Func:
         inside = [v for v in op.args if v in products]
         if len(inside) != 1 or reads[inside[0]] != 1:
             return None
+        if op.fn == "sub" and op.args[1] in squares:
+            return None
         return _fused(op, products[inside[0]], builder)
 
     return _without_unread(rewrite(func, rule))
@@ -69,6 +74,12 @@ def fuse_products(func: Func) -> Func:
 
 def _is_product(op: Op) -> TypeGuard[Map]:
     return isinstance(op, Map) and op.fn == "mul" and dtype_of(op.result.type).is_float
+
+
+def _key(made: Mapping[Value, Op], value: Value) -> Hashable:
+    """Equal for a value and another load of the same element."""
+    op = made.get(value)
+    return op.key() if isinstance(op, LoadBase) else value
 
 
 def _jumps(op: Op) -> bool:
@@ -80,8 +91,6 @@ def _fused(op: Map, product: Map, builder: Builder) -> tuple[Value, ...] | None:
     """`op` as fma, with what it negates; None where the product must stay."""
     (a, b), (x, y) = product.args, op.args
     if op.fn == "sub" and y is product.result:
-        if a is b:
-            return None
         rest, a = x, builder.one(Map("neg", (a,)), "neg")
     else:
         rest = y if x is product.result else x
