@@ -287,7 +287,7 @@ def run_pass(step: Pass, module: Module, context: Context) -> Module:
     checking = Settings.from_environment().check
     if checking or step.name in BORDERS:
         verify_module(after, step.name)
-    if checking and after is not module:
+    if checking and after != module:
         _compare(step, module, after, context)
     return after
 
@@ -320,7 +320,7 @@ def _compare(step: Pass, before: Module, after: Module, context: Context) -> Non
 
     inputs = check.draw(before.main, context.hints)
     work = sum(bound(k, context.machine, context.hints).ops for k in before.kernels
-               if step.rung == "kernel")
+               if step.rung == "kernel" and k.attr("axes"))
     effects = {op.effect for f in before.programs for op in walk(f.body)}
     if inputs is None or work > SLOW or Effect.RNG in effects:
         trace.emit("declined", "check", step.name, "too large, or random")

@@ -248,7 +248,7 @@ def test_every_rule_is_tried() -> None:
 def test_the_table_of_passes_is_the_pipeline() -> None:
     rows = re.findall(r"^\| (\w+\.\w+) \| (exact|reassociates|changes-values) \|$", DOCUMENT, re.M)
     assert rows == [(f"{p.rung}.{p.name}", p.kind) for p in PASSES]
-    assert len(DOCUMENT.splitlines()) <= 85
+    assert len(DOCUMENT.splitlines()) <= 108
 
 
 def accumulators(fn: Callable[..., Any], dtype: torch.dtype) -> set[DType]:
