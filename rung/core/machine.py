@@ -43,8 +43,8 @@ class Space:
 class Rates:
     """Measured ceilings of one core for the cost model: bytes/s, operations/s by dtype name.
 
-    `forms` are scalar functions that cost less than what they can replace (`add`: sums in f32, than
-    sums in f64): see `loop/strength.py` and `kernel/arithmetic.py`.
+    `forms` are scalar functions that cost less than what they can replace: see `loop/strength.py`
+    and `kernel/arithmetic.py`.
     """
 
     memory: float

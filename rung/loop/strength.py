@@ -10,7 +10,6 @@ The machine's `forms` say what is cheaper. Changes last bits: no pass for the pr
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import replace
 from math import inf, isfinite
 
 import numpy as np
@@ -18,7 +17,7 @@ import numpy as np
 from rung.core.expr import Expr
 from rung.core.op import Func, Op, Value
 from rung.core.ops import Cast, Const, Map
-from rung.core.types import F16, F32, F64, axes_of, dtype_of
+from rung.core.types import F16, F32, axes_of, dtype_of
 from rung.loop.carriers import is_weight
 from rung.loop.ir import Fold, Store, free_axes
 from rung.loop.simplify import Rule, Sweep, swept
@@ -149,30 +148,4 @@ def one_and_erf(func: Func) -> Rule:
     return rule
 
 
-# f32(fold add f64(x) over j) -> fold add x over j    where threads and copies sum few terms each
-def narrow_sums(func: Func) -> Rule:
-    """The rule for `func`: sums that nothing but a cast to f32 reads."""
-    wide = {v for op in func.body.ops for v in op.operands()
-            if not (isinstance(op, Cast) and op.dtype is F32)}
-
-    def rule(s: Sweep, op: Op) -> Value | None:
-        match op:
-            case Fold("add", (x,), product="", prefix=False) if op.acc is F64:
-                inner = _widened(s, x)
-                if inner is not None and wide.isdisjoint(op.results):
-                    total = s.make(replace(op, args=(inner,), acc=F32, results=()))
-                    return s.make(Cast(total, F64))
-            case Cast(x, dtype) if dtype is F32:
-                return _widened(s, x)
-        return None
-    return rule
-
-
-def _widened(s: Sweep, x: Value) -> Value | None:
-    """v, if x is f64(v) of an f32."""
-    op = s.made.get(x)
-    return op.x if isinstance(op, Cast) and op.dtype is F64 and dtype_of(op.x.type) is F32 else None
-
-
-RULES: dict[str, Callable[[Func], Rule]] = {
-    "reciprocal": by_reciprocal, "erfp1": one_and_erf, "add": narrow_sums}
+RULES: dict[str, Callable[[Func], Rule]] = {"reciprocal": by_reciprocal, "erfp1": one_and_erf}

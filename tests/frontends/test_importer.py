@@ -252,4 +252,12 @@ def test_one_accelerator_at_a_time() -> None:
 def test_integers_are_divided_by_zero_without_an_error_on_gpus_alone() -> None:
     x = torch.ones(3, dtype=torch.long)
     func = import_graph(make_fx(lambda x, y: [x // y])(x, x)).func
-    assert "check" in str(lower(func)) and "check" not in str(lower(func, divides=True))
+    assert "check" in str(lower(func)) and "check" not in str(lower(func, gpu=True))
+
+
+def test_float32_is_added_in_float32_on_gpus_alone_and_doubles_in_double() -> None:
+    x = torch.ones(4, 20000)
+    func = import_graph(make_fx(lambda x: [x.sum(1), x.var(1), x.cumsum(1)])(x)).func
+    assert "f64" in str(lower(func)) and "f64" not in str(lower(func, gpu=True))
+    wide = import_graph(make_fx(lambda x: [x.double().sum(1).float()])(x)).func
+    assert "acc f64" in str(lower(wide, gpu=True))

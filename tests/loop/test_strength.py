@@ -127,24 +127,6 @@ def test_one_and_erf(text: str) -> None:
     assert str(reduce_strength(other, RULES)) == str(other)
 
 
-SUM = "  s = fold add f64(x[i,j]) over j 24 : f64 over i acc f64\n"
-
-
-def test_a_sum_of_which_an_f32_is_made_is_one() -> None:
-    old = kernel(SUM, "x[i,j] * f32(s)")
-    new = reduce_strength(old, RULES)
-    assert "f64" not in str(new) and "acc f32" in str(new)
-    x = np.random.default_rng(0).normal(size=(N, M)).astype(np.float32)
-    np.testing.assert_allclose(run(new, x=x), run(old, x=x), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("text", [(SUM, "f32(s * s)"), (SUM, "f32(s) + f32(neg(s))"), (
-    SUM.replace("f64(x[i,j])", "f64(x[i,j]) * f64(w[i])"), "f32(s)")])
-def test_other_sums_stay_wide(text: tuple[str, str]) -> None:
-    old = kernel(text[0], f"x[i,j] + {text[1]}")
-    assert str(reduce_strength(old, RULES)) == str(old)
-
-
 def test_only_a_machine_that_prefers_the_forms_gets_them() -> None:
     """No CPU and no toy, and none under the precision "eager"."""
     preferring = {name for name in TARGETS if target(name).machine.rates.forms}

@@ -58,7 +58,8 @@ def is_nan_at_infinity(dtype: DType) -> bool:
 def gelu(x: Term, approximate: str) -> Term:
     if approximate == "none":
         y = x * 0.5 * (1 + erf(x * ROOT_HALF))
-        return where(eq(x, math.inf), math.nan, y) if is_nan_at_infinity(x.e.dtype) else y
+        odd = not x.e.gpu and is_nan_at_infinity(x.e.dtype)
+        return where(eq(x, math.inf), math.nan, y) if odd else y
     return x * 0.5 * (1 + tanh((x + x * x * x * CUBE) * ROOT_TWO_BY_PI))
 
 

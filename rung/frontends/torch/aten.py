@@ -88,18 +88,18 @@ def centres(ops: Sequence[Op]) -> Iterator[Value]:
 
 
 def lower(func: Func, precision: str = "default", keep: Collection[str] = (),
-          divides: bool = False) -> Func:
+          gpu: bool = False) -> Func:
     """`func` with every call that has an entry, and is not in `keep`, as Tensor IR; under the
-    precision "eager" those alone whose results have eager's bits. `divides`: as `Emit` has it."""
-    return dead_code(_Lowering(func, keep, precision == "eager", divides).run())
+    precision "eager" those alone whose results have eager's bits. `gpu`: as `Emit` has it."""
+    return dead_code(_Lowering(func, keep, precision == "eager", gpu).run())
 
 
 class _Lowering:
     """State of one run: `new` gives what became of a value, which `results` bring into the layout
     and the memory that torch gave it."""
 
-    def __init__(self, func: Func, keep: Collection[str], bits: bool, divides: bool):
-        self.func, self.keep, self.bits, self.divides = func, keep, bits, divides
+    def __init__(self, func: Func, keep: Collection[str], bits: bool, gpu: bool):
+        self.func, self.keep, self.bits, self.gpu = func, keep, bits, gpu
         self.builder = Builder(names_of(func))
         self.new: dict[Value, Value] = {}
         self.scalars: dict[Value, Value] = {}
@@ -191,7 +191,7 @@ class _Lowering:
         moved = call.map(self.new | {
             v: self.scalar(v) for v in call.operands() if is_number(v)})
         body = inner.inner() if entry.composite else inner
-        out = entry.build(Emit(body, types, self.divides), *bind(moved))
+        out = entry.build(Emit(body, types, self.gpu), *bind(moved))
         values = out if isinstance(out, tuple) else (out,)
         for op in body.ops:
             op.check()

@@ -54,11 +54,11 @@ def axis_exprs(rank: int) -> tuple[Expr, ...]:
 
 
 class Emit:
-    """Appends the ops of one call, whose results have `types`; `divides` says whether integers are
-    divided by zero without an error, as on GPUs."""
+    """Appends the ops of one call, whose results have `types`; `gpu` says that torch would run its
+    kernels of GPUs: they divide integers by zero without an error and add float32 in float32."""
 
-    def __init__(self, builder: Builder, types: tuple[Type, ...], divides: bool = False):
-        self.divides = divides
+    def __init__(self, builder: Builder, types: tuple[Type, ...], gpu: bool = False):
+        self.gpu = gpu
         self.builder = builder
         self.types = types
 
@@ -182,11 +182,16 @@ class Emit:
 
     def check_nonzero(self, x: Value) -> None:
         """Raise as torch does where integers are divided by 0."""
-        if not self.divides:
+        if not self.gpu:
             self.check(self.map("ne", x, 0), Expr.of(1), Expr.of(2), "RuntimeError",
                        "ZeroDivisionError")
 
     # ---- reductions
+    def summed(self, x: Value) -> Value:
+        """`x` in the type in which torch adds many floats of its: on GPUs, whose threads add few
+        each, that in which it computes, else float64."""
+        return self.value(x, compute_dtype(dtype_of(x.type)) if self.gpu else F64)
+
     def axes(self, x: Value, dim: int | Sequence[int] | None) -> tuple[int, ...]:
         """The dimensions that a reduction's `dim` means: none given, all of them."""
         rank = len(shape_of(x))

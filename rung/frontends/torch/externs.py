@@ -13,7 +13,7 @@ from rung.program.externs import Externs, Profiler
 def torch_on(home: torch.device) -> Externs:
     """ATen for programs that run on a device."""
     return Externs(
-        partial(aten.lower, divides=home != HOST), oracle.run,
+        partial(aten.lower, gpu=home != HOST), oracle.run,
         partial(calls.callee, home=home), tensors_on(home),
         lambda: f"{torch.__version__} {home}", calls.gives_one, calls.text, titles.title,
         ("aten", *compat.libraries()),

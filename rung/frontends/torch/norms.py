@@ -143,10 +143,10 @@ def inverse_deviation(e: Emit, spread: Value, eps: float) -> Value:
 
 def batch_stats(e: Emit, x: Value) -> tuple[Value, Value]:
     """(mean, mean square deviation) of each channel, as f64"""
-    a, axes = e.value(x, F64), channels(x)
+    a, axes = e.summed(x), channels(x)
     mean = e.mean(a, axes)
     apart = e.map("sub", a, beside(e, mean, a))
-    return mean, e.mean(e.map("mul", apart, apart), axes)
+    return e.value(mean, F64), e.value(e.mean(e.map("mul", apart, apart), axes), F64)
 
 
 def batch_norm(e: Emit, x: Value, weight: Value | None, bias: Value | None, training: bool,
@@ -206,8 +206,8 @@ def batch_norm_backward(e: Emit, grad: Value, x: Value, weight: Value | None,
     centre, factor = (e.value(v, inner) for v in (mean, scale))
     axes = channels(x)
     apart = e.map("sub", a, beside(e, centre, a))
-    bias = e.reduce("add", e.value(g, F64), axes)
-    dot = e.reduce("add", e.value(e.map("mul", g, apart), F64), axes)
+    bias = e.value(e.reduce("add", e.summed(g), axes), F64)
+    dot = e.value(e.reduce("add", e.summed(e.map("mul", g, apart)), axes), F64)
     slope = e.map("mul", dot, e.value(factor, F64))
 
     def of_x() -> Value:

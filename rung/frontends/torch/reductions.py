@@ -40,7 +40,7 @@ def widened(e: Emit, a: Value, axes: Sequence[int]) -> Value:
     size = shape_of(a)
     count = product([size[n] for n in axes]).const_value or 0
     far = count >= LONG or len(axes) == len(size)
-    return e.value(a, F64) if dtype_of(a.type) is F32 and far and size else a
+    return e.summed(a) if dtype_of(a.type) is F32 and far and size else a
 
 
 def narrowed(e: Emit, x: Value, n: int = 0) -> Value:
@@ -57,7 +57,7 @@ def prefixes(monoid: str) -> Build:
         if not shape_of(x):
             return e.finish(a)
         kind = dtype_of(a.type)
-        acc = {F32: F32 if e.dtype is not F32 else F64, F64: F64}.get(kind, I64)
+        acc = {F32: F32 if e.dtype is not F32 or e.gpu else F64, F64: F64}.get(kind, I64)
         scan = e.op(Scan(monoid, e.value(a, acc), dimension(dim, len(e.shape)), acc))
         return e.finish(e.value(scan, kind))
     return build
@@ -182,7 +182,7 @@ def variance(e: Emit, x: Value, dims: Dims, correction: Number | None, keep: boo
     if not e.dtype.is_float:
         raise Unsupported(f"a variance of {e.dtype}")
     axes = e.axes(x, dims)
-    a = e.value(x, F64)
+    a = e.summed(x)
     centre = e.mean(a, axes, keep=True)
     apart = e.map("sub", a, e.expand(centre, shape_of(a)))
     less = 1 if correction is None else correction
