@@ -48,6 +48,7 @@ class Rates:
     flops: dict[str, float] = field(hash=False)
     launch: float = 1e-6
     fork: float = 0.0  # seconds to start and join a team of threads
+    access: int = 1  # bytes of the widest access of one thread
 
 
 @dataclass(frozen=True)

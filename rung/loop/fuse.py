@@ -315,7 +315,8 @@ class _Fusion(Graph):
         if key not in self.tried:
             epochs = self.epoch[n], self.epoch[c]
             found = self.memo(lambda: judged(producer, consumer, kept, epochs, self.rows),
-                              producer, consumer, tuple(v in kept for v in producer.results), epochs[0] == epochs[1])
+                              producer, consumer, tuple(v in kept for v in producer.results),
+                              epochs[0] == epochs[1])
             self.tried[key] = found if isinstance(found, Piece) else None
             if isinstance(found, str):
                 trace.emit("declined", "fuse", f"{producer.func.name} {mode} {consumer.func.name}",
