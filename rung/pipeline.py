@@ -148,8 +148,8 @@ def merges_folds(kernel: Func, machine: Machine) -> bool:
     """Whether one fold over a row is better than several: where the row does not fit the nearest
     memory, or a contraction would be computed again for each of them."""
     near = min((s.bytes for s in machine.spaces), default=0)
-    if machine.teams and machine.teams.registers:  # a quarter of a block's, of 4 bytes each
-        near = min(near, machine.teams.registers)
+    if machine.teams and machine.teams.registers:  # half of a block's, of 4 bytes each
+        near = min(near, 2 * machine.teams.registers)
     return any(op.product or 4 * (op.extent.const_value or near) > near
                for op in loop_ir.reductions(kernel))
 

@@ -53,6 +53,7 @@ class Rates:
     launch: float = 1e-6
     fork: float = 0.0  # seconds to start and join a team of threads
     forms: tuple[str, ...] = ()
+    access: int = 1  # bytes of the widest access of one thread
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import prod
 
-from rung.core.machine import THREAD, UNROLL
+from rung.core.machine import SEQ, THREAD, UNROLL
 from rung.core.op import Value
 from rung.core.types import axes_of, dtype_of
 from rung.loop import ir as loop
@@ -105,8 +105,12 @@ def _left(tree: Tree, name: str, axis: str, path: Path) -> int:
 
 def _registers(tree: Tree) -> None:
     nest, crew, teams = tree.nest, tree.mapping.crew(), tree.nest.machine.teams
-    total = sum(prod(nest.count(a, UNROLL) for a in (*axes_of(r.type), op.axis))
-                for op in loop.reductions(tree.kernel) for r in op.results)
+    looped = {x.axis for x in nest.loops if x.kind == SEQ}  # a fold without a loop ends at once
+    total = 0
+    for op in loop.reductions(tree.kernel):
+        copies = [op.axis] if op.axis in looped and not op.rule.block else []
+        total += sum(prod(nest.count(a, UNROLL) for a in (*axes_of(r.type), *copies))
+                     for r in op.results)
     threads = prod(s.size or 1 for s in nest.all() if s.kind == THREAD)
     if teams:
         threads = sum(count for count, _ in crew.values()) * teams.threads or threads

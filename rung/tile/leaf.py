@@ -117,13 +117,14 @@ def _scan(stmt: Stmt, scope: Scope) -> None:
     assert isinstance(family, VecType)
     if any((u.name, u.count) not in family.unroll for u in spot.units):  # the same in all copies
         x, = op.step(b.one, initial(op, spot, scope), (x,))
-    found, total = x, x
-    for n, unit in enumerate(sorted(units, key=lambda u: u.step)):
-        before = b.one(Prefix(op.carrier, total, unit.name, n > 0), op.result.name)
-        found = op.step(b.one, (before,), (found,))[0] if n else before
-        total = b.one(Combine(op.carrier, total, unit.name), "total")
+    found, total, looped = x, x, op in scope.running
+    for n, unit in enumerate(sorted(units, key=lambda u: u.step), 1):
+        before = b.one(Prefix(op.carrier, total, unit.name, n > 1), op.result.name)
+        found = op.step(b.one, (before,), (found,))[0] if n > 1 else before
+        if looped or n < len(units) or unit not in spot.threads:  # else all threads would wait
+            total = b.one(Combine(op.carrier, total, unit.name), "total")
     last = op.step(b.one, state, (total,))
-    if op in scope.running:
+    if looped:
         scope.running[op] = last
     settle(op, op.step(b.one, state, (found,)) if units else last, scope)
 

@@ -19,7 +19,7 @@ from math import ceil, inf, prod
 
 from rung.core.cost import known
 from rung.core.expr import Expr
-from rung.core.machine import GRID, THREAD, UNROLL, VECTOR, Machine
+from rung.core.machine import GRID, SEQ, THREAD, UNROLL, VECTOR, Machine
 from rung.core.op import Func, Op, Value
 from rung.core.ops import Cast, Map
 from rung.core.scalar import SCALARS
@@ -34,6 +34,10 @@ from rung.tile.tree import Tree
 LATENCY = 8.0  # vector operations that could start while one result is awaited
 TURN = 16.0  # the same, for a vector that is transposed in registers on its way to a panel
 LOOP = 2.0  # what one more step of a loop costs, in vector operations
+EXPOSED = 0.3  # of the operations take time beside that of memory
+EXPOSED_THREADS = 0.1  # the same where other threads go on while some wait
+STATES = 30.0  # operations of a step of a fold of several states
+STEP = 18.0  # the same for each element, where one step takes a block of them
 PAGE = 3072  # bytes; a walk of longer steps misses the TLB and the prefetcher each time
 
 
@@ -84,7 +88,8 @@ class _Pricing:
         compute = spread * self._slot() / self._busy()
         flows = list(self._traffic(cores))
         traffic = tuple((name, hidden + awaited) for name, hidden, awaited in flows)
-        seconds = max(compute, *(hidden for _, hidden, _ in flows)) + 0.3 * compute
+        seconds = max(compute, *(hidden for _, hidden, _ in flows))
+        seconds += (EXPOSED_THREADS if self.threads else EXPOSED) * compute
         seconds += sum(awaited for *_, awaited in flows)
         rates = self.nest.machine.rates
         start = rates.launch + (rates.fork if cores > 1 else 0.0)
@@ -123,7 +128,8 @@ class _Pricing:
         for s in self.tree.stmts:
             if s.carries and not _unit(self.tree, s):
                 states, state = len(s.op.results), s.op.results[0]
-                copies = axes_of(state.type) if _grouped(self.tree, s) else s.op.nest
+                one = _grouped(self.tree, s) or (self.threads and _at_once(self.tree, s.op))
+                copies = axes_of(state.type) if one else s.op.nest
                 used[s.axes] = used.get(s.axes, 0) + states * self._vectors(
                     copies) * self._width(state)
         registers = self.nest.machine.registers
@@ -172,7 +178,7 @@ class _Pricing:
             case Map():
                 return count * max(1.0, SCALARS[op.fn].cost) * self._width(op.result)
             case Cast():
-                return count * 2.0 * self._width(op.result)
+                return count * (1.0 if self.threads else 2.0) * self._width(op.result)
             case _:
                 return 0.0
 
@@ -185,7 +191,9 @@ class _Pricing:
         """Cost of one load or store: scattered lanes go one by one."""
         wide = [a for a in op.nest if self.lanes[a] > 1]
         if self.threads and self.threads[-1].axis in op.nest:  # neighbours read together
-            return 0.7 if loop.stride(op, self.threads[-1].axis) == 1 else 8.0
+            along, size = self.threads[-1].axis, dtype_of(op.buf.type).bytes
+            copies = min(self.units[along], max(1, self.nest.machine.rates.access // size))
+            return 0.7 / copies if loop.stride(op, along) == 1 else 8.0
         if not wide:
             return 0.5
         steps = max(loop.stride(op, a) for a in wide)
@@ -205,7 +213,8 @@ class _Pricing:
         if isinstance(op, loop.Fold) and op.product:
             return count / _speed(op, self.tree.mapping, self.nest.machine) + self._kept(op)
         if isinstance(op, loop.Fold):
-            return count * (1.0 if len(op.results) == 1 else 30.0) + self._kept(op)
+            many = STEP if self.threads and op.rule.block else STATES
+            return count * (1.0 if len(op.results) == 1 else many) + self._kept(op)
         return self._leaf(op) + count * 0.7  # a placed value, and its store
 
     def _kept(self, op: loop.Fold) -> float:
@@ -301,6 +310,12 @@ def _speed(op: loop.Fold, mapping: tile.Mapping, machine: Machine) -> float:
     used = next((u.atom for u in mapping.uses if u.contraction == op.result.name), "")
     atom, flops = machine.atom(used), machine.rates.flops
     return flops[atom.rate] / flops["f32"] if atom else 1.0
+
+
+def _at_once(tree: Tree, op: Op) -> bool:
+    """Whether copies along a folded axis have one state: in no loop, or by a step for all."""
+    return isinstance(op, loop.Fold) and (op.rule.block is not None or not any(
+        n.axis == op.axis and n.kind == SEQ for n in tree.nest.loops))
 
 
 def _unit(tree: Tree, s: Stmt) -> tuple[Value, ...]:

@@ -45,8 +45,8 @@ def test_equal_kernels_are_fused_once(blocks: int, monkeypatch: pytest.MonkeyPat
     program = p.done(*[p.map("relu", p.map("add", x, 1.0)) for x in xs])
     spliced: list[str] = []
     real = fuse_module.splice
-    monkeypatch.setattr(fuse_module, "splice", lambda a, b, kept: (
-        spliced.append(a.func.name), real(a, b, kept))[1])
+    monkeypatch.setattr(fuse_module, "splice", lambda a, b, *how: (
+        spliced.append(a.func.name), real(a, b, *how))[1])
     before = to_loop(program)
     after = fuse(before, price, price)
     assert len(before.kernels) == 2 and len(spliced) == 1 and len(after.kernels) == 1

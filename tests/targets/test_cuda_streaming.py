@@ -42,6 +42,22 @@ def online(m: int, n: int, dtype: str = "bf16") -> Func:
 """)
 
 
+def product(m: int, n: int, k: int) -> Func:
+    types = f"x: bf16[{m},{k}], w: bf16[{n},{k}], b: bf16[{n}]"
+    return parsed(f"""kernel product({types}) -> y: f32[{m},{n}]
+  mm = contract add mul f32(x[i,k]), f32(w[j,k]) over k {k} : f32 over i,j acc f32
+  y[i,j] = relu(mm + f32(b[j]))
+""")
+
+
+def cumsum(m: int, n: int) -> Func:
+    return parsed(f"""kernel cumsum(x: f32[{m},{n}]) -> y: f32[{m},{n}]
+  v = f64(x[i,j]) : f64 over i,j
+  sum = scan add v over j {n} : f64 over i,j acc f64
+  y[i,j] = f32(sum)
+""")
+
+
 def colsum(m: int, n: int, dtype: str = "f32") -> Func:
     read = "x[i,j]" if dtype == "f32" else "f32(x[i,j])"
     return parsed(f"""kernel colsum(x: {dtype}[{m},{n}]) -> y: f32[{n}]
@@ -85,11 +101,20 @@ CHOSEN = [
     (softmax(16384, 1024), "i: grid *, thread 4 / j: reg 4, thread 32, reg 8"),
     (softmax(16384, 256), "i: grid *, thread 4 / j: thread 32, reg 8"),
     (softmax(4, 4096), "i: grid * / j: thread 512, reg 8"),
-    (softmax(4096, 32768), "i: grid * / j: seq *, reg 4, thread 512, reg 8"),
+    (softmax(4096, 32768), "i: grid * / j: reg 4, thread 1024, reg 8"),
+    (online(4096, 131072), "i: grid * / j: seq *, reg 4, thread 1024, reg 8"),
+    (cumsum(4096, 8192), "i: grid * / j: thread 1024, reg 8"),
+    (cumsum(4096, 1000), "i: grid * / j: thread 128, reg 8"),
+    (cumsum(4096, 30000), "i: grid * / j: reg 4, thread 1024, reg 8"),
     (softmax(4096, 1001), "i: grid *, thread 4 / j: reg 32, thread 32"),
-    (colsum(8192, 1 << 16), "i: seq *, thread 8 / j: grid *, thread 32, reg 4"),
-    (colsum(8192, 4096), "i: seq *, thread 32 / j: grid *, thread 8, reg 4"),
-    (colsum(8192, 1 << 17, "bf16"), "i: seq *, thread 8 / j: grid *, thread 32, reg 8"),
+    (colsum(8192, 1 << 16), "i: seq *, reg 4, thread 8 / j: grid *, thread 32, reg 4"),
+    (colsum(8192, 4096), "i: seq *, reg 4, thread 32 / j: grid *, thread 8, reg 4"),
+    (colsum(8192, 1 << 17, "bf16"), "i: seq *, reg 2, thread 8 / j: grid *, thread 32, reg 8"),
+    (product(1, 18944, 3584),
+     "j: grid *, thread 4, reg 2 / i: reg 1 / k: reg 14, thread 32, reg 8"),
+    (product(4, 18944, 3584), "j: grid *, thread 4 / i: reg 4 / k: reg 14, thread 32, reg 8"),
+    (product(1, 8192, 28672),
+     "j: grid *, thread 4, reg 2 / i: reg 1 / k: seq *, reg 2, thread 32, reg 8"),
 ]
 
 
@@ -106,7 +131,9 @@ def test_rows_of_unknown_length_are_read_in_each_pass() -> None:
 FUNCS = [
     pointwise(1000), pointwise(7, 24), pointwise(3, 33), softmax(3, 4096), softmax(5, 1004),
     softmax(9, 1001), softmax(600, 64), softmax(2, 20000), colsum(33, 100), colsum(70, 64, "bf16"),
-    transposed(100, 200), transposed(77, 131), online(3, 300), online(2, 20000)]
+    transposed(100, 200), transposed(77, 131), online(3, 300), online(2, 40000), cumsum(3, 100),
+    product(1, 4229, 96), product(3, 4230, 264), product(1, 4224, 8208), colsum(600, 36),
+    cumsum(2, 8192), cumsum(2, 9001), softmax(1, 32768)]
 
 
 def lowered() -> list[tuple[Func, Func]]:

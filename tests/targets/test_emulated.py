@@ -90,7 +90,7 @@ def folded() -> Func:
 COPY = r"shared memory, to which thread \d+ still copies"
 RACE = r"of shared memory, a race: thread \d+ of block 0"
 FAULTS: dict[str, tuple[Callable[[], Func], str, str, str]] = {
-    "no barrier before": (rows, r"__syncthreads\(\);\n  place\[tid\]", "place[tid]", RACE),
+    "no barrier before": (rows, r"__syncthreads\(\);\n  if \(STRIDE", "if (STRIDE", RACE),
     "no barrier after": (rows, r"x;\n  __syncthreads\(\);", "x;", RACE),
     "no barrier of a team": (folded, r"x;\n  team_sync<THREADS>\(\);", "x;", RACE),
     "no barrier of a loop": (plain, r"__syncthreads\(\);\n    if", "if", RACE),
@@ -116,11 +116,11 @@ FAULTS: dict[str, tuple[Callable[[], Func], str, str, str]] = {
     "not aligned": (plain, r"cp_async<4>\(&", "cp_async<4>(2 + (char *)&", "which is not aligned"),
     "two writers": (rows, r"\by\[[^]]*\]", "y[blockIdx.x]", "writes another value where thread"),
     "blocks race": (rows, r"\by\[[^]]*\]", "y[tid]", r"block 1, .* where thread \d+ of block 0"),
-    "a lane is missing": (rows, r"x = fold\(x, __shfl", "if (tid != 5) x = fold(x, __shfl",
+    "a lane is missing": (rows, r"STRIDE; o \*= 2\) x =", "STRIDE; o *= 2) if (tid != 5) x =",
                           r"deadlock: 31 wait for lanes of the shuffle of line \d+"),
     "not in the mask": (rows, r"sync\(mask", "sync(mask >> 1", r"but the mask is 7fffffff"),
-    "divergent": (rows, r"__syncthreads\(\);\n  place\[tid\]",
-                  "if (tid < 32) __syncthreads(); else\n__syncthreads();\n  place[tid]",
+    "divergent": (rows, r"__syncthreads\(\);\n  if \(STRIDE",
+                  "if (tid < 32) __syncthreads(); else\n__syncthreads();\n  if (STRIDE",
                   r"divergent: comes to line \d+, while others wait at line \d+"),
     "one leaves": (rows, r"const \w+ tid = threadIdx.x;\n(?=.*blockIdx)",
                    r"\g<0>  if (tid == 7) return;\n", "deadlock: .* and 1 have ended"),

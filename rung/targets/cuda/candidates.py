@@ -33,8 +33,9 @@ def candidates(kernel: Func, machine: Machine, hints: Mapping[str, int] | None =
     where stores are over unlike axes, of which a family may leave some serial."""
     nests = {frozenset(op.nest) for op in kernel.body.ops if isinstance(op, loop.Store)}
     stream = Stream(kernel, hints or {}, machine)
-    for drafts in (_tiles(kernel, hints or {}), _folds(stream), _drafts(streaming.again(stream)),
-                   _rows(kernel, machine), _turned(stream), _drafts(streaming.flat(stream)),
+    for drafts in (_drafts(streaming.products(stream)), _tiles(kernel, hints or {}), _folds(stream),
+                   _drafts(streaming.again(stream)), _rows(kernel, machine), _turned(stream),
+                   _drafts(streaming.flat(stream)),
                    _flat(kernel, machine), _alone(kernel, machine)):
         if found := list(islice(_legal(kernel, machine, drafts), MOST)):
             yield from found

@@ -74,9 +74,16 @@ static __device__ __forceinline__ T combine(T x, F fold, T *place) {
   for (int o = STRIDE; o < near * STRIDE; o *= 2) x = fold(x, __shfl_xor_sync(mask, x, o));
   if (near == COUNT) return x;
   constexpr int far = COUNT / near, step = STRIDE * near;
+  const int at = STRIDE > 1 ? tid : tid / 32;  // lanes that have the same need one place
   __syncthreads();
-  place[tid] = x;
+  if (STRIDE > 1 || tid % 32 == 0) place[at] = x;
   __syncthreads();
+  if (STRIDE == 1) {
+    x = place[tid / COUNT * far + tid % far];
+#pragma unroll
+    for (int o = 1; o < far; o *= 2) x = fold(x, __shfl_xor_sync(mask, x, o));
+    return x;
+  }
   const int first = tid / (STRIDE * COUNT) * (STRIDE * COUNT) + tid % step;
   x = place[first];
 #pragma unroll
@@ -107,14 +114,28 @@ static __device__ __forceinline__ T prefix(T x, F fold, T none, T *place) {
   constexpr int near = STRIDE >= 32 ? 1 : COUNT * STRIDE <= 32 ? COUNT : 32 / STRIDE;
   constexpr int far = COUNT / near, step = STRIDE * near;
   const int tid = threadIdx.x, mine = tid / STRIDE % near;
-  const unsigned mask = (tid | 31) < THREADS ? 0xffffffffu : (1u << THREADS % 32) - 1;
+  const bool whole = THREADS % 32 == 0 || (tid | 31) < THREADS;
+  const unsigned mask = whole ? 0xffffffffu : (1u << THREADS % 32) - 1;
 #pragma unroll
   for (int o = 1; o < near; o *= 2) {
     const T y = __shfl_up_sync(mask, x, o * STRIDE);
     if (mine >= o) x = fold(y, x);
   }
   T sum = none;
-  if (far > 1) {
+  if (far > 1 && STRIDE == 1) {
+    const int warp = tid / 32 % far;
+    __syncthreads();
+    if (tid % 32 == 31) place[tid / 32] = x;
+    __syncthreads();
+    T all = place[tid / COUNT * far + tid % far];  // each warp scans the totals of all
+#pragma unroll
+    for (int o = 1; o < far; o *= 2) {
+      const T y = __shfl_up_sync(mask, all, o);
+      if (tid % 32 >= o) all = fold(y, all);
+    }
+    sum = __shfl_sync(mask, all, warp ? warp - 1 : 0);
+    if (!warp) sum = none;
+  } else if (far > 1) {
     __syncthreads();
     place[tid] = x;
     __syncthreads();

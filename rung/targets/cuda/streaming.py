@@ -33,11 +33,14 @@ Axes = dict[str, Splits]
 BYTES = 16  # of the widest access
 COPIES = 8  # at most, so that an access of the widest type is not longer than two of these
 KEPT = 32  # elements of a row that a thread keeps in registers
-LONGEST = 16384  # elements of a row that a block keeps in registers
+IN_FLIGHT = 16  # elements of columns that a thread loads before it adds them
+WARP = 32  # threads that fold without waiting for others
+FEW = 8  # vectors that each element of a matrix meets, where reading that is all the work
+LONGEST = 32768  # elements of rows that a block keeps in registers
 TILE = 64  # rows and columns of what a block transposes
 UNKNOWN = 512  # a size that nothing is known of
 MOST = 1024  # threads of a block
-LONG = 512  # threads of a block that reads a long row
+ONCE = 512  # threads of a block that reads a long row once: two of them share a core
 
 
 @dataclass(frozen=True)
@@ -154,17 +157,57 @@ def rows(s: Stream) -> Iterator[Axes]:
     n, size = s.vector(lead), s.size(lead)
     many = s.points(free) >= 4 * s.cores
     kept = max(n, KEPT if many else COPIES)
+    if scanned := any(op.prefix and op.axis == lead for op in loop.folds(s.kernel)):
+        n = kept = scan_block(s, lead)
     threads = max(min(MOST, power(-(-size // kept))), min(32, power(-(-size // n))))
     splits: Axes = {a: (("grid", None),) for a in free}
     splits |= {a: (("seq", None),) for a in folded}
     if free and many and threads < 128:
         splits[free[-1]] = (("grid", None), ("thread", 128 // threads))
     lane: Splits = splits.pop(lead)
-    if size > LONGEST:
-        threads, lane = LONG, (*lane, ("reg", 4))
-    if loop.extents_of(s.kernel)[lead].const_value is not None and size <= LONGEST:
+    fits = size * (1 if scanned else max(1, _held(s, lead))) <= LONGEST
+    if not fits and not scanned:
+        again = any(lead in op.nest for op in s.accesses(loop.Store))
+        for threads in (MOST, ONCE) if again else (ONCE,):
+            yield splits | {lead: (*lane, ("reg", 4), ("thread", threads), ("reg", n))}
+        return
+    if loop.extents_of(s.kernel)[lead].const_value is not None and fits:
         lane = (("reg", -(-size // (threads * n))),)
     splits[lead] = (*lane, ("thread", threads), ("reg", n))
+    yield splits
+
+
+def scan_block(s: Stream, lead: str) -> int:
+    """Elements of a row that neighbour each other in a thread of a scan: two accesses, since each
+    step of all threads waits for all of them."""
+    n = s.vector(lead)
+    return n if n == 1 else COPIES
+
+
+def _held(s: Stream, lead: str) -> int:
+    """How many different rows a block works on at once."""
+    return len({op.buf for op in s.accesses(loop.Load) if lead in op.nest and len(op.nest) > 1})
+
+
+def products(s: Stream) -> Iterator[Axes]:
+    """Products of a matrix and a few vectors: a warp folds whole rows of the matrix, all of which
+    it asks for at once; no thread waits for another warp."""
+    found, loads = loop.contractions(s.kernel), s.accesses(loop.Load)
+    lead = contiguous(loads[0]) if loads else None
+    along = [a for a in loads[0].nest if a != lead] if loads else []
+    if not lead or len(found) != 1 or s.folded != [lead] or not along or s.vector(lead) == 1:
+        return
+    others = [a for a in s.free if a not in along]
+    n, most = s.vector(lead), s.points(others)
+    if most > FEW or s.points(along) < WARP * s.cores:
+        return
+    steps, rows = -(-s.size(lead) // (WARP * n)), 2 if most == 1 else 1
+    whole = loop.extents_of(s.kernel)[lead].const_value is not None and steps * rows <= KEPT
+    splits: Axes = {a: (("grid", None),) for a in along}
+    splits |= {a: (("reg", s.size(a)),) for a in others}
+    splits[along[-1]] = (("grid", None), ("thread", 4), ("reg", rows))
+    lane: Splits = (("reg", steps),) if whole else (("seq", None), ("reg", 2))
+    splits[lead] = (*lane, ("thread", WARP), ("reg", n))
     yield splits
 
 
@@ -187,9 +230,11 @@ def columns(s: Stream) -> Iterator[Axes]:
     lanes = 32
     while lanes > 8 and s.size(along) * others < 2 * s.cores * lanes * n:
         lanes //= 2
-    for down in (256 // lanes, 1):
+    deep = IN_FLIGHT // n if s.size(folded[0]) * lanes >= 256 * IN_FLIGHT else 1
+    for down, rows in ((256 // lanes, deep), (256 // lanes, 1), (1, 1)):
         splits: Axes = {a: (("grid", None),) for a in free if a != along}
         splits |= {a: (("seq", None),) for a in folded}
-        splits[folded[0]] = (("seq", None), ("thread", min(down, power(s.size(folded[0])))))
+        threads = min(down, power(s.size(folded[0])))
+        splits[folded[0]] = (("seq", None), ("reg", rows), ("thread", threads))
         splits[along] = (("grid", None), ("thread", lanes), ("reg", n))
         yield splits
