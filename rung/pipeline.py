@@ -230,7 +230,8 @@ PASSES = (
          "after simplify, when what is added is no longer behind index maps"),
     Pass("tensor", "drop_empty", _programs(empty.drop_empty), "exact",
          "last of the rung: below it no extent is 0, but in a kernel that stores nothing"),
-    Pass("loop", "to_loop", lambda m, _: to_loop.to_loop(*m.programs), "reassociates",
+    Pass("loop", "to_loop", lambda m, c: to_loop.to_loop(
+        *m.programs, whole=c.machine.threaded), "reassociates",
          "one kernel an op, so that fusion alone decides what a kernel is"),
     Pass("loop", "fuse", lambda m, c: fuse.fuse(
         m, c.bound, c.settled, c.machine.threaded), "exact",

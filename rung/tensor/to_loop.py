@@ -44,14 +44,17 @@ Grid = tuple[Expr, ...]
 LOWERED = (Map, Cast, Reduce, Scan, Index, Contract, Gather, Scatter, Full, Iota, Concat)
 
 
-def to_loop(*programs: Func) -> Module:
-    """Programs of Tensor IR ops to programs of kernel calls; LoweringError for a composite."""
-    lowering = _Lowering()
+def to_loop(*programs: Func, whole: bool = False) -> Module:
+    """Programs of Tensor IR ops to programs of kernel calls; LoweringError for a composite. With
+    `whole`, contractions read whole tensors, as libraries want them, and nothing through what
+    takes a part of one or moves it."""
+    lowering = _Lowering(whole)
     return Module(tuple(lowering.program(p) for p in programs), tuple(lowering.kernels.values()))
 
 
 class _Lowering:
-    def __init__(self) -> None:
+    def __init__(self, whole: bool) -> None:
+        self.whole = whole
         self.kernels: dict[Hashable, Func] = {}  # equal ones once
         self.names = Names()
         self.made: dict[Value, Op] = {}  # what may be read through
@@ -101,7 +104,7 @@ class _Lowering:
         return copied(value, (result,))
 
     def call(self, op: Op, result: Value) -> KernelCall:
-        maker = _Maker(self.made)
+        maker = _Maker(self.made, self.whole)
         _LOWER[type(op)](maker, op)
         stem = op.fn if isinstance(op, Map) else op.keyword
         made = maker.kernel(stem)
@@ -132,8 +135,8 @@ def _named(x: object) -> Hashable:
 class _Maker:
     """One kernel under construction; `params` maps the program's values to its parameters."""
 
-    def __init__(self, made: dict[Value, Op]):
-        self.made = made
+    def __init__(self, made: dict[Value, Op], whole: bool):
+        self.made, self.whole = made, whole
         self.builder = Builder(Names([*axis_names(26), "y"]))
         self.axes: dict[str, Expr] = {}
         self.params: dict[Value, Value] = {}
@@ -197,6 +200,14 @@ class _Maker:
         """An element of a contraction's operand. What moves the elements into another order stays a
         kernel of its own, which `fuse` may put here: libraries want plain operands."""
         made = self.made.get(value)
+        match made if self.whole else None:
+            case Cast(x, dtype) if dtype_of(x.type).bits < dtype.bits:
+                return self.one(Cast(self.multiplied(x, subs), dtype))
+            case Index() as op if _turns(op):
+                at = dict(zip(op.axes, subs, strict=True))
+                return self.multiplied(op.x, [self.index(e.subs(at)) for e in op.subs])
+            case Index():
+                return self.read(value, subs)
         moves = isinstance(made, Index) and any(
             isinstance(a, FloorDiv | Mod) for e in made.subs for a in factors(e))
         return self.read(value, subs) if moves else self.load(value, subs)
@@ -231,6 +242,13 @@ class _Maker:
         if not self.outs:
             self.outs.append(Value("y", like))
         self.builder.add(loop.Store(self.outs[0], tuple(subs), value))
+
+
+def _turns(op: Index) -> bool:
+    """Whether an index only gives the dimensions of a tensor another order."""
+    return (not op.mask and sorted(map(str, op.subs)) == sorted(op.axes)
+            and all(shape_of(op.x)[n] is op.shape[op.axes.index(str(e))]
+                    for n, e in enumerate(op.subs)))
 
 
 def _result(op: Op) -> TensorType:
