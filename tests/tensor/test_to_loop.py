@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import models
 import numpy as np
 import pytest
@@ -11,10 +13,10 @@ from rung.core.errors import LoweringError
 from rung.core.expr import Expr
 from rung.core.op import Block, Func, Value
 from rung.core.ops import Yield
-from rung.core.types import BF16, F32, I64
+from rung.core.types import BF16, F32, I64, shape_of
 from rung.core.verify import verify
 from rung.loop import ir as loop
-from rung.program.ir import Composite, Module, Return
+from rung.program.ir import Composite, KernelCall, Module, Return
 from rung.tensor.simplify import open_composites, simplify
 from rung.tensor.to_loop import to_loop
 
@@ -67,7 +69,8 @@ PROGRAMS = [models.relu_mm(), models.softmax(), models.layer_norm(), models.atte
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.name)
 def test_programs_mean_the_same(program: Func) -> None:
     inputs = draw(program, ints=16)
-    check(Module((program,)), to_loop(program), inputs, exact=False)
+    for whole in (False, True):
+        check(Module((program,)), to_loop(program, whole=whole), inputs, exact=False)
     check(Module((program,)), Module((simplify(program),)), inputs)
 
 
@@ -126,3 +129,27 @@ def test_a_symbol_as_a_number() -> None:
     func = p.done(p.map("add", x, p.cast(p.index(p.iota("s0"), [Expr.of("s0")],
                                                  lambda i: [i]), F32)))
     check(Module((func,)), to_loop(func), draw(func, {"s0": 7}))
+
+
+@pytest.mark.parametrize("name, build, moves", [
+    ("heads", lambda p, x: p.view(p.permute(x, 1, 0, 2), 4, 15), True),
+    ("part", lambda p, x: p.view(p.slice(x, 2, 1, 3), 12, 2), True),
+    ("turned", lambda p, x: p.permute(p.reduce("max", x, 0), 1, 0), False)])
+def test_a_library_gets_whole_operands_through_casts(name: str, build: Any, moves: bool) -> None:
+    """What moves or cuts an operand is a kernel of its own; what only turns it is none."""
+    p = Prog(name)
+    x = p.param("x", 3, 4, 5, dtype=BF16)
+    a = build(p, x)
+    _, k = shape_of(a.type)
+    b = p.param("b", int(str(k)), 7, dtype=BF16)
+    program = p.done(p.einsum("ab,bc->ac", p.cast(a, F32), p.cast(b, F32)))
+    module = to_loop(simplify(program), whole=True)
+    (product,) = (k for k in module.kernels if any(op.product for op in loop.folds(k)))
+    loads = [op for op in product.body.ops if isinstance(op, loop.Load)]
+    assert all(not op.mask and all(isinstance(e, Expr) and e.is_symbol() for e in op.subs)
+               for op in loads)
+    (call,) = (op for op in module.main.body.ops if isinstance(op, KernelCall)
+               and op.callee == product.name)
+    of = {r: op.callee for op in module.main.body.ops for r in op.results}
+    assert of[call.args[0]].startswith("index") == moves
+    check(Module((program,)), module, draw(program, ints=4), exact=False)
