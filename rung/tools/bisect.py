@@ -69,11 +69,12 @@ def steps(graph: Graph, compilation: Compilation) -> Iterator[Compared]:
     history, verdict = compilation.history(graph.imported.func), verdict_of(graph)
     new = _by_oracles(history.start, arrays)
     yield (last := Compared(IMPORT, verdict(new)))
+    slow = False
     for step in history.steps:
         if last.change:
             return
         name = step.ran.full_name
-        slow = step.ran.rung == "kernel" and _is_slow(step.before, compilation)
+        slow = slow or (step.ran.rung == "kernel" and _is_slow(step.before, compilation))
         try:
             if not slow and step.after is not step.before:
                 new = _by_oracles(step.after, arrays)
@@ -106,9 +107,9 @@ def verdict_of(graph: Graph) -> Callable[[Arrays], str]:
 
 
 def _is_slow(module: Module, compilation: Compilation) -> bool:
-    """Whether Kernel IR takes too long as Python."""
+    """Whether what is lowered from Loop IR takes too long as Python."""
     context = compilation.context
-    costs = [bound(k, context.machine, context.hints) for k in module.kernels]
+    costs = [bound(k, context.machine, context.hints) for k in module.kernels if k.attr("axes")]
     return sum(c.ops + c.flops for c in costs) > pipeline.SLOW
 
 

@@ -348,7 +348,7 @@ def test_an_error_of_tracing_is_the_error_of_eager() -> None:
 
 
 @pytest.mark.parametrize(("options", "message"), [
-    ({"speed": 9}, "no option 'speed'; it has target, precision, mappings, strict"),
+    ({"speed": 9}, "no option 'speed'; it has target, precision, mappings, deterministic"),
     ({"target": "z80"}, "no target 'z80'; it has cpu"),
     ({"precision": "low"}, "no precision 'low'; it has default, eager"),
     ({"strict": 1}, "strict is a bool, not 1")])
