@@ -304,7 +304,7 @@ class Emitter:
             if _lanes(value) > 1:
                 at = self.p.lane(at, lane)
             text += f" + (long)({at}) * ({self.c(stride)})"
-        return f"&{buf.name}[{text}]"
+        return f"&{label(buf, (), self.names)}[{text}]"
 
     def _load(self, op: Load, point: Mapping[str, int], t: VecType) -> str:
         fill = self.p.constant(op.fill, t.dtype, t.lanes)

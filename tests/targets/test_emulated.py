@@ -381,3 +381,22 @@ def test_a_compiler_without_cpp_is_told(settings: Callable[..., None], tmp_path:
     settings(cc=str(broken))
     with pytest.raises(TargetCompileError, match=r"the C compiler .* fails .*no cc1plus"):
         agree([rows()])
+
+
+@pytest.mark.parametrize("size", [40, 300])
+def test_truths_are_folded_over_threads(size: int) -> None:
+    """A truth takes four bytes where warps exchange it, though one in memory."""
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.all(0), x.all(1), x.any(0)
+    torch._dynamo.reset()
+    run = torch.compile(fn, backend="rung", options={"target": "cuda-emulated", "strict": True})
+    x = torch.rand(size, 62, 2) > 0.01
+    assert [y.tolist() for y in run(x)] == [y.tolist() for y in fn(x)]
+
+
+def test_truths_exchanged_between_warps_have_room() -> None:
+    torch._dynamo.reset()
+    run = torch.compile(lambda x: x.all(-2), backend="rung", options={
+        "target": "cuda-emulated", "strict": True, "precision": "eager"})
+    x = (torch.arange(2 * 8 * 17) % 7).float().reshape(2, 8, 17)
+    assert torch.equal(run(x), x.all(-2))

@@ -16,7 +16,7 @@ from rung.core.expr import Expr, to_source
 from rung.core.machine import GRID, THREAD
 from rung.core.op import Func, Op, Value, walk
 from rung.core.scalar import MONOIDS
-from rung.core.types import BOOL, ArrayType, VecType, dtype_of
+from rung.core.types import BOOL, ArrayType, DType, VecType, dtype_of
 from rung.kernel.barriers import insert_barriers
 from rung.kernel.ir import (
     FREE,
@@ -118,9 +118,14 @@ def shared_bytes(func: Func) -> int:
     sizes = [_rounded(t.bytes) for op in ops if isinstance(op, Alloc) for t in op.types
              if isinstance(t, ArrayType)]
     sizes += [_rounded(16 * op.slots) for op in ops if isinstance(op, Ring)]
-    wide = [dtype_of(op.x.type).bytes for op in ops if isinstance(op, Combine | Prefix)
+    wide = [_held(dtype_of(op.x.type)) for op in ops if isinstance(op, Combine | Prefix)
             and op.axis in names]
     return sum(sizes) + threads_of(func) * max(wide, default=0)
+
+
+def _held(dtype: DType) -> int:
+    """Bytes of a value in a register, where a truth is an `int`."""
+    return max(4, dtype.bytes)
 
 
 def _rounded(size: int) -> int:
@@ -285,7 +290,8 @@ class CudaEmitter(Emitter):
         (t,) = op.types
         assert isinstance(t, ArrayType)
         kind = self.p.storage(t.dtype)
-        self.line(f"{kind} *const {op.result.name} = ({kind} *)(arena + {self.used});")
+        name = label(op.result, (), self.names)
+        self.line(f"{kind} *const {name} = ({kind} *)(arena + {self.used});")
         self.used += _rounded(t.bytes)
 
     # ---- folds over threads
@@ -296,7 +302,7 @@ class CudaEmitter(Emitter):
         assert isinstance(t, VecType)
         kind, count = self.p.type(t.dtype), self._count(op.axis)
         step = self.p.call(MONOIDS[op.monoid].combine, t.dtype, 1, ["a", "b"])
-        place = shared_bytes(self.func) - self.threads * t.dtype.bytes
+        place = shared_bytes(self.func) - self.threads * _held(t.dtype)
         name = "combine" if self.sync == "__syncthreads()" else "team_combine"
         return (f"{name}<{count}, {self.strides[op.axis]}, {self.threads}>("
                 f"{self.get(op.x, point)}, [](const {kind} a, const {kind} b) "
@@ -314,7 +320,7 @@ class CudaEmitter(Emitter):
         dtype = dtype_of(op.x.type)
         if op.axis in self.strides:
             shape = self._count(op.axis), self.strides[op.axis], self.threads
-            place = shared_bytes(self.func) - self.threads * dtype.bytes
+            place = shared_bytes(self.func) - self.threads * _held(dtype)
             return threads.prefix_text(self.p, op, self.get(op.x, point), shape,
                                        f"({self.p.type(dtype)} *)(arena + {place})",
                                        self.sync != "__syncthreads()")
