@@ -45,33 +45,31 @@ class Executable:
             "constant": constants.__getitem__}
         for name, (kind, what) in code.names.items():
             self.names[name] = find[kind](what)
-        refuse = {name: device.refusing(refusal(bound.sites, known),
-                                        launches[code.whole if name == "run" else name],
+        refuse = {name: device.refusing(refusal(bound.sites, known), launches[name],
                                         len(bound.sites))
-                  for name, bound in code.stretches.items()}
-        for name in code.stretches:
-            self.names[f"launch_{name}"] = self._raising(launches.get(name), refuse[name])
+                  for name, bound in code.stretches.items() if name != "run"}
+        for name, raising in refuse.items():
+            self.names[f"launch_{name}"] = self._raising(launches[name], raising)
         path = f"<rung {next(_number)}>"
         linecache.cache[path] = (len(self.text), None, self.text.splitlines(True), path)
         exec(compile(self.text, path, "exec"), self.names)
         self.code_of_run = self.names["run"].__code__
         for name, bound in code.stretches.items():
-            launch = launches[code.whole if name == "run" else name]
+            stretch = code.whole if name == "run" else name
             boxed = constants if bound.signature.boxed else ()
             self.names[name] = device.bind(
-                bound.signature, launch, self.names[name], refuse[name], native=native,
-                profiler=externs.profiler.flag, constants=boxed)
+                bound.signature, launches[stretch], self.names[name], refuse[stretch],
+                native=native, profiler=externs.profiler.flag, constants=boxed)
         self.library: str = next((x.file for x in launches.values() if hasattr(x, "file")), "")
         self.run: Callable[[list[Any]], tuple[Any, ...]] = self.names["run"]
 
     def __call__(self, args: list[Any]) -> tuple[Any, ...]:
         return self.run(args)
 
-    def _raising(self, launch: Launch | None, refuse: Refuse) -> Launch:
+    def _raising(self, launch: Launch, refuse: Refuse) -> Launch:
         """A launch of a stretch that raises what its error word says. While a profiler runs, each
         step is an event."""
         def run(addresses: Sequence[int], sizes: Sequence[int]) -> None:
-            assert launch is not None
             profiler = self.externs.profiler
             events = self._here() if profiler.is_on() and hasattr(launch, "step") else ()
             for n, event in enumerate(events):

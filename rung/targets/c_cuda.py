@@ -49,8 +49,6 @@ _DEVICE: dict[str, Helper] = {
 }
 
 
-
-
 def _instruction(ptx: str, params: str, letters: str, result: str = "$F") -> Helper:
     """One PTX instruction; inline PTX has a letter for the type of the result, then of each
     operand."""

@@ -468,6 +468,14 @@ class Emitter:
         self.line("}")
 
 
+def dealt(source: str, start: str, count: int) -> list[str]:
+    """A source of functions, each of which begins with `start`, as so many of about equal length,
+    all with what comes before the first."""
+    prelude, *bodies = source.split(start)
+    bodies.sort(key=len, reverse=True)
+    return [start.join([prelude, *bodies[n::count]]) for n in range(count)]
+
+
 def element(n: int) -> str:
     """The variable that counts dimension n of a box."""
     return f"n{n}_"

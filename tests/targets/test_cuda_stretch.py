@@ -99,7 +99,7 @@ def addresses(skew: int = 0) -> list[int]:
 
 @pytest.mark.parametrize("skew", [0, 4])
 def test_c_and_python_launch_the_same(text: Stretches, skew: int) -> None:
-    wide = {x.kernel for s in text.given for x in starts(text, s) if x.aligned}
+    wide = {x.kernel for s in text.given for x in starts(text, s) if x.needs.aligned}
     seen = set[int]()
     for stretch in text.given:
         for rows in (20, 1, 33) if stretch.sizes else (20,):

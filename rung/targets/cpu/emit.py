@@ -11,7 +11,7 @@ from rung.targets.base import strides_of
 from rung.targets.c_family import Prelude
 from rung.targets.cpu.groups import CpuPrelude, GroupEmitter
 from rung.targets.device import Checked, Launched, Stretch
-from rung.targets.emit import Style
+from rung.targets.emit import Style, dealt
 from rung.targets.stretch import at, c_text
 
 
@@ -55,10 +55,7 @@ def emit_units(kernels: Sequence[Func], source: str, stretches: Sequence[Stretch
     ends = "\n".join([*calls, *map(emit_stretch, stretches)])
     if count == 1:
         return [f"{source}\n{ends}"]
-    start = "\n" + HEAD.partition("{")[0]
-    prelude, *bodies = source.split(start)
-    bodies.sort(key=len, reverse=True)
-    return [*(start.join([prelude, *bodies[n::count]]) for n in range(count)), ends]
+    return [*dealt(source, "\n" + HEAD.partition("{")[0], count), ends]
 
 
 # --- stretches

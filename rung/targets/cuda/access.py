@@ -11,7 +11,7 @@ A kernel that assumes anything is written twice: so, and plainly for all other l
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import gcd
 
@@ -55,13 +55,17 @@ class Needs:
                 and all(e.evaluate(sizes) % n == 0 for e, n in self.divisible)
                 and all(e.evaluate(sizes) < LIMIT for e in self.small))
 
+    def tests(self, address: Callable[[str], str], size: Callable[[Expr], str]) -> list[str]:
+        """The same as conditions in C or Python, where all of them must hold; `address` and `size`
+        give the text of a buffer's address as an integer and of an expression."""
+        low = " | ".join(map(address, self.aligned))
+        parts = [f"(({low}) & {WIDTHS[0] - 1}) == 0"] if low else []
+        parts += [f"({size(e)}) % {n} == 0" for e, n in self.divisible]
+        return parts + [f"{size(e)} < {LIMIT}" for e in self.small]
+
     def text(self) -> str:
         """The same in C, of pointers and sizes of these names; "" where there are none."""
-        low = " | ".join(f"(unsigned long){name}" for name in self.aligned)
-        parts = [f"(({low}) & {WIDTHS[0] - 1}) == 0"] if low else []
-        parts += [f"({to_source(e, str)}) % {n} == 0" for e, n in self.divisible]
-        parts += [f"{to_source(e, str)} < {LIMIT}L" for e in self.small]
-        return " && ".join(parts)
+        return " && ".join(self.tests("(unsigned long){}".format, lambda e: to_source(e, str)))
 
 
 @dataclass(frozen=True)

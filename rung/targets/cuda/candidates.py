@@ -12,6 +12,7 @@ from dataclasses import replace
 from itertools import islice
 from math import prod
 
+from rung.core.cost import known
 from rung.core.errors import MappingError
 from rung.core.expr import Expr
 from rung.core.machine import Machine
@@ -67,10 +68,7 @@ def _ordered(kernel: Func, machine: Machine) -> list[str]:
 
 
 def _size(kernel: Func, axis: str, hints: Mapping[str, int]) -> int:
-    extent = loop.extents_of(kernel)[axis]
-    if extent.const_value is not None:
-        return extent.const_value
-    return int(extent.evaluate({s: hints.get(s, 512) for s in extent.symbols()}))
+    return known(loop.extents_of(kernel)[axis], hints)
 
 
 # ---- contractions

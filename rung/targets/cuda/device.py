@@ -26,7 +26,7 @@ from rung.targets.cuda import build, driver
 from rung.targets.cuda.emit import DECLARED
 from rung.targets.cuda.faults import Faults, faults
 from rung.targets.cuda.libraries import LIBRARIES
-from rung.targets.cuda.stretch import FAILED, Stretches
+from rung.targets.cuda.stretch import FAILED, PENDING, Stretches
 from rung.targets.device import (
     Device,
     Launch,
@@ -38,6 +38,7 @@ from rung.targets.device import (
     Workspace,
     Workspaces,
 )
+from rung.targets.emit import dealt
 from rung.targets.libraries import called
 
 UNIT = 1 << 15
@@ -87,8 +88,9 @@ class Cuda(Device):
         content = json.dumps(asdict(loadable)).encode()
         file = f"{sha256(content).hexdigest()}.json"
         store.write(build.KIND, file, content)
-        runs = {k.name: self._launch(k, text, loadable) for k in kernels}
-        return runs | self._stretches(loadable, file, [s.name for s in stretches])
+        handles = self._handles(loadable)
+        runs = {k.name: self._launch(k, text, handles) for k in kernels}
+        return runs | self._stretches(loadable, file, [s.name for s in stretches], handles)
 
     def workspaces(self, memory: Memory) -> Workspaces:
         # The front end's memory is reused in the order of the stream.
@@ -101,7 +103,7 @@ class Cuda(Device):
         loadable = CompiledStretches(**json.loads(entry.content))
         if not all(store.find(build.KIND, name) for name in loadable.cubins):
             return None
-        return self._stretches(loadable, library, stretches)
+        return self._stretches(loadable, library, stretches, self._handles(loadable))
 
     def bind(self, signature: Signature, launch: Launch, slow: Launch, refuse: Refuse,
              **rest: Any) -> Launch:
@@ -132,9 +134,8 @@ class Cuda(Device):
             return [libraries[n].kernel(name, dynamic, self.number)
                     for name, dynamic, n in loadable.kernels]
 
-    def _stretches(self, loadable: CompiledStretches, file: str, names: Sequence[str]
-                   ) -> dict[str, Launch]:
-        handles = self._handles(loadable) if names else []
+    def _stretches(self, loadable: CompiledStretches, file: str, names: Sequence[str],
+                   handles: Sequence[int]) -> dict[str, Launch]:
         kernels = [name for name, _, _ in loadable.kernels]
         path = find(loadable.library) if loadable.library else None
         if path is None:
@@ -144,21 +145,20 @@ class Cuda(Device):
         _bind(library, handles, faults(self.number))
         return {name: NativeCudaStretch(self, library, name, kernels, file) for name in names}
 
-    def _launch(self, kernel: Func, text: Stretches, loadable: CompiledStretches) -> Launch:
+    def _launch(self, kernel: Func, text: Stretches, handles: Sequence[int]) -> Launch:
         """A launch of one kernel alone."""
-        buffers, sizes = len(buffers_of(kernel)), symbols_of(kernel)
+        names, sizes = [v.name for v in buffers_of(kernel)], symbols_of(kernel)
+        buffers = len(names)
         shape = text.start(Launched(kernel.name, (), ()))
 
         def launch(*args: int) -> None:
             numbers = dict(zip(sizes, args[buffers:], strict=True))
             blocks = int(shape.blocks.evaluate(numbers))
             blocks = min(blocks, shape.most) if shape.most else blocks
-            names = [v.name for v in buffers_of(kernel)]
             wide = shape.needs.holds(dict(zip(names, args, strict=False)), numbers)
             with driver.current(self.number):
-                handle = self._handles(loadable)[shape.kernel + (not wide)]
-                driver.launch(handle, blocks, shape.threads, shape.dynamic, self.stream(),
-                              args[:buffers], args[buffers:])
+                driver.launch(handles[shape.kernel + (not wide)], blocks, shape.threads,
+                              shape.dynamic, self.stream(), args[:buffers], args[buffers:])
         return launch
 
 
@@ -167,12 +167,9 @@ DEVICE = Cuda
 
 def _units(source: str, checks: str, count: int) -> list[str]:
     """The sources of cubins of about equal length, the last with the kernels of checks."""
-    start = '\nextern "C" __global__'
-    prelude, *bodies = f"\n{source}".split(start)
     units = min(1 + len(source) // UNIT, count or 1)
-    bodies.sort(key=len, reverse=True)
-    made = [start.join([prelude, *bodies[n::units]]) for n in range(units)]
-    return [*made[:-1], made[-1] + checks]
+    *made, last = dealt(f"\n{source}", '\nextern "C" __global__', units)
+    return [*made, last + checks]
 
 
 @cache
@@ -242,7 +239,7 @@ class PythonStretch:
                               numbers)
 
         if faults(self.device.number).is_pending():
-            return -1, 0, 0
+            return PENDING, 0, 0
         with driver.current(self.device.number):
             self.run(addresses, sizes, self.base, launch)
         return 0, 0, 0

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from rung.core.expr import Expr, to_source
+from rung.core.expr import Expr
 from rung.core.machine import GRID, THREAD
 from rung.core.op import Func, Op, Value, walk
 from rung.core.scalar import MONOIDS
@@ -298,15 +298,16 @@ class CudaEmitter(Emitter):
     def _combine(self, op: Combine, point: dict[str, int]) -> str:
         if op.axis not in self.strides:
             return super()._combine(op, point)
-        t = op.x.type
-        assert isinstance(t, VecType)
-        kind, count = self.p.type(t.dtype), self._count(op.axis)
-        step = self.p.call(MONOIDS[op.monoid].combine, t.dtype, 1, ["a", "b"])
-        place = shared_bytes(self.func) - self.threads * _held(t.dtype)
+        dtype = dtype_of(op.x.type)
         name = "combine" if self.sync == "__syncthreads()" else "team_combine"
-        return (f"{name}<{count}, {self.strides[op.axis]}, {self.threads}>("
-                f"{self.get(op.x, point)}, [](const {kind} a, const {kind} b) "
-                f"{{ return {step}; }}, ({kind} *)(arena + {place}))")
+        return (f"{name}<{self._count(op.axis)}, {self.strides[op.axis]}, {self.threads}>("
+                f"{self.get(op.x, point)}, {threads.fold_text(self.p, op.monoid, dtype)}, "
+                f"{self._exchange(dtype)})")
+
+    def _exchange(self, dtype: DType) -> str:
+        """Where warps exchange elements: the end of the arena."""
+        place = shared_bytes(self.func) - self.threads * _held(dtype)
+        return f"({self.p.type(dtype)} *)(arena + {place})"
 
     def _count(self, axis: str) -> int:
         (found,) = [x.hi.const_value for x in launch_loops(self.func, THREAD) if x.var == axis]
@@ -320,10 +321,8 @@ class CudaEmitter(Emitter):
         dtype = dtype_of(op.x.type)
         if op.axis in self.strides:
             shape = self._count(op.axis), self.strides[op.axis], self.threads
-            place = shared_bytes(self.func) - self.threads * _held(dtype)
             return threads.prefix_text(self.p, op, self.get(op.x, point), shape,
-                                       f"({self.p.type(dtype)} *)(arena + {place})",
-                                       self.sync != "__syncthreads()")
+                                       self._exchange(dtype), self.sync != "__syncthreads()")
         before = {**point, op.axis: point[op.axis] - 1}
         if before[op.axis] < 0 and op.exclusive:
             return self.p.constant(MONOIDS[op.monoid].identity(dtype), dtype)
@@ -449,10 +448,3 @@ def _versions(kernel: Func, prelude: CudaPrelude) -> Iterator[str]:
     yield CudaEmitter(kernel, prelude, wide).source()
     if wide.needs:
         yield CudaEmitter(kernel, prelude, access.plain(kernel), plain=True).source()
-
-
-def blocks_text(func: Func) -> str:
-    """The number of blocks as a C expression of the size symbols."""
-    shape = launch_shape(func)
-    text = to_source(shape.blocks, lambda name: name)
-    return f"({text} < {SM90.cores} ? {text} : {SM90.cores})" if shape.stay else text

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 
+from rung.core.cost import known
 from rung.core.machine import Machine
 from rung.core.op import Func
 from rung.core.types import dtype_of
@@ -38,7 +39,6 @@ WARP = 32  # threads that fold without waiting for others
 FEW = 8  # vectors that each element of a matrix meets, where reading that is all the work
 LONGEST = 32768  # elements of rows that a block keeps in registers
 TILE = 64  # rows and columns of what a block transposes
-UNKNOWN = 512  # a size that nothing is known of
 MOST = 1024  # threads of a block
 ONCE = 512  # threads of a block that reads a long row once: two of them share a core
 
@@ -68,9 +68,7 @@ class Stream:
 
     def size(self, axis: str) -> int:
         """Elements of an axis, as far as known."""
-        extent = loop.extents_of(self.kernel)[axis]
-        return max(1, int(extent.evaluate({s: self.hints.get(s, UNKNOWN)
-                                           for s in extent.symbols()})))
+        return max(1, known(loop.extents_of(self.kernel)[axis], self.hints))
 
     def points(self, axes: Iterable[str]) -> int:
         return prod(map(self.size, axes))

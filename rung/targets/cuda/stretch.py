@@ -16,7 +16,7 @@ from rung.core.op import Func
 from rung.targets import stretch as stretches
 from rung.targets.base import buffers_of, strides_of
 from rung.targets.c_cuda import CudaPrelude
-from rung.targets.cuda.access import LIMIT, WIDTHS, Needs, wide_condition
+from rung.targets.cuda.access import Needs, wide_condition
 from rung.targets.cuda.emit import entry, launch_shape
 from rung.targets.cuda.machine import SM90
 from rung.targets.device import Checked, Launched, Place, Stretch
@@ -51,8 +51,8 @@ NOTHING = Needs()
 class KernelLaunch:
     """One launch: the number of the kernel, `most` blocks at once (0: all of them), its threads and
     dynamic shared memory, where its buffers are, and its numbers as text. The plain version of the
-    kernel has the next number, and is launched where not all holds that the kernel `needs`: buffers
-    by their number, and sizes."""
+    kernel has the next number, and is launched where not all holds that the kernel `needs`, of
+    buffers by the names that it has for them."""
 
     kernel: int
     blocks: Expr
@@ -62,7 +62,7 @@ class KernelLaunch:
     places: tuple[Place, ...]
     numbers: tuple[str, ...]
     needs: Needs = NOTHING
-    aligned: tuple[int, ...] = ()
+    names: tuple[str, ...] = ()
 
     def c(self) -> str:
         blocks, buffers = c_text(self.blocks), range(len(self.places))
@@ -71,7 +71,8 @@ class KernelLaunch:
         lines = [f"char *b{n} = {at(place)};" for n, place in enumerate(self.places)]
         lines += [f"long n{n} = {x};" for n, x in enumerate(self.numbers)]
         args = [*(f"&b{n}" for n in buffers), *(f"&n{n}" for n in range(len(self.numbers)))]
-        kernel = self._chosen(c_text, [f"(long)b{n}" for n in buffers])
+        tests = " && ".join(self._tests([f"(long)b{n}" for n in buffers], c_text))
+        kernel = f"{self.kernel} + !({tests})" if tests else str(self.kernel)
         lines += [
             f"void *args[] = {{{', '.join(args)}}};", f"const long blocks = {blocks};",
             f"const int kernel = {kernel};",
@@ -82,20 +83,14 @@ class KernelLaunch:
 
     def python(self) -> str:
         blocks = f"min({self.blocks}, {self.most})" if self.most else str(self.blocks)
-        kernel = self._chosen(str, [f"({at(place)})" for place in self.places])
+        tests = " and ".join(self._tests([f"({at(place)})" for place in self.places], str))
+        kernel = f"{self.kernel} + (not ({tests}))" if tests else str(self.kernel)
         return (f"launch({kernel}, {blocks}, {self.threads}, {self.dynamic}, "
                 f"[{', '.join(map(at, self.places))}], [{', '.join(self.numbers)}])")
 
-
-    def _chosen(self, text: Callable[[Expr], str], buffers: Sequence[str]) -> str:
-        """The number of the kernel or of its plain version, in C or Python."""
-        if not self.needs:
-            return str(self.kernel)
-        low = " | ".join(buffers[n] for n in self.aligned)
-        tests = [f"(({low}) & {WIDTHS[0] - 1}) != 0"] if low else []
-        tests += [f"({text(e)}) % {n} != 0" for e, n in self.needs.divisible]
-        tests += [f"{text(e)} >= {LIMIT}" for e in self.needs.small]
-        return f"{self.kernel} + ({' + '.join(f'({t})' for t in tests)} > 0)"
+    def _tests(self, addresses: Sequence[str], size: Callable[[Expr], str]) -> list[str]:
+        """What must hold for the kernel itself to be launched."""
+        return self.needs.tests(dict(zip(self.names, addresses, strict=False)).__getitem__, size)
 
 
 class Stretches:
@@ -145,12 +140,11 @@ class Stretches:
     def start(self, step: Launched) -> KernelLaunch:
         """The launch of a kernel."""
         kernel = self.kernels[step.kernel]
-        shape, needs = launch_shape(kernel), wide_condition(kernel)
-        buffers = [v.name for v in buffers_of(kernel)]
+        shape = launch_shape(kernel)
         return KernelLaunch(
             self.numbers[entry(kernel)], shape.blocks, SM90.cores if shape.stay else 0,
-            shape.threads, shape.dynamic, step.places, step.sizes, needs,
-            tuple(map(buffers.index, needs.aligned)))
+            shape.threads, shape.dynamic, step.places, step.sizes, wide_condition(kernel),
+            tuple(v.name for v in buffers_of(kernel)))
 
     def check(self, s: Stretch, step: Checked, number: int) -> KernelLaunch:
         """The launch of a check."""
