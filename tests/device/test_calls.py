@@ -263,3 +263,11 @@ def test_a_warm_start_lowers_nothing(tmp_path: Path) -> None:
                         "PYTHONPATH": os.pathsep.join(sys.path)}
     for warm in (False, True):
         subprocess.run([sys.executable, "-c", WARM.format(warm=warm)], check=True, env=env)
+
+
+def test_kernels_that_are_launched_alike_stay_apart() -> None:
+    x = randn(1 << 12)
+    one, two = compiled(lambda x: x + 1), compiled(lambda x: x * 2)
+    for _ in range(2):
+        torch.testing.assert_close(one(x), x + 1)
+        torch.testing.assert_close(two(x), x * 2)

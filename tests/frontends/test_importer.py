@@ -20,6 +20,7 @@ from rung.core.errors import Unsupported
 from rung.core.expr import is_size
 from rung.core.op import RESERVED, Effect
 from rung.core.parse import parse_module
+from rung.frontends.torch import activations
 from rung.frontends.torch.aten import lower
 from rung.frontends.torch.importer import import_graph
 from rung.frontends.torch.types import to_expr, type_of
@@ -261,3 +262,9 @@ def test_float32_is_added_in_float32_on_gpus_alone_and_doubles_in_double() -> No
     assert "f64" in str(lower(func)) and "f64" not in str(lower(func, gpu=True))
     wide = import_graph(make_fx(lambda x: [x.double().sum(1).float()])(x)).func
     assert "acc f64" in str(lower(wide, gpu=True))
+
+
+def test_gelu_of_infinity_on_a_gpu_is_not_that_of_this_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(activations, "is_nan_at_infinity", lambda _: True)
+    func = import_graph(make_fx(lambda x: [torch.nn.functional.gelu(x)])(torch.ones(4))).func
+    assert "inf" in str(lower(func)) and "inf" not in str(lower(func, gpu=True))

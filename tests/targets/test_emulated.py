@@ -400,3 +400,13 @@ def test_truths_exchanged_between_warps_have_room() -> None:
         "target": "cuda-emulated", "strict": True, "precision": "eager"})
     x = (torch.arange(2 * 8 * 17) % 7).float().reshape(2, 8, 17)
     assert torch.equal(run(x), x.all(-2))
+
+
+def test_values_may_be_called_as_words_of_cpp_are() -> None:
+    def fn(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        both, other = (x > 0) & (y > 0), (x < 1) ^ (y < 1)
+        return both | other, both.sum(), ~other
+    torch._dynamo.reset()
+    run = torch.compile(fn, backend="rung", options={"target": "cuda-emulated", "strict": True})
+    x, y = torch.linspace(-2, 2, 20), torch.linspace(3, -3, 20)
+    assert [z.tolist() for z in run(x, y)] == [z.tolist() for z in fn(x, y)]
