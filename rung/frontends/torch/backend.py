@@ -25,9 +25,11 @@ from rung.core.op import Value
 from rung.core.options import MODES, Options
 from rung.core.types import INDEX
 from rung.frontends.torch import compat
+from rung.frontends.torch.aligned import align
 from rung.frontends.torch.double_backward import differentiable
 from rung.frontends.torch.faults import apart, fault
 from rung.frontends.torch.importer import Imported, import_graph
+from rung.frontends.torch.masks import without_known_masks
 from rung.frontends.torch.telling import told
 from rung.frontends.torch.tracing import compile_graphs
 from rung.frontends.torch.types import hints_of
@@ -74,6 +76,8 @@ class Backend:
         """A boxed callable for one ATen graph; the graph itself where Rung declines it."""
         try:
             with compat.unset_fake_temporarily(), told(), _own_errors(), _without_collector():
+                if align(gm.graph):
+                    gm.recompile()
                 imported = import_graph(gm, static=compat.static_inputs(gm))
                 if imported.tokens and options.verify:
                     raise Unsupported("a graph with tokens cannot be run twice, as verify does")
@@ -99,6 +103,7 @@ def traced(gm: fx.GraphModule, example_inputs: Sequence[Any], forward: compat.Co
     if why := next((what for what, holds in kinds.items() if holds), "") or fault(gm):
         refuse(Unsupported(why))
         return gm
+    without_known_masks(gm)
     graphs = list[fx.GraphModule]()
 
     def noted(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:

@@ -17,10 +17,12 @@ import torch
 from torch import fx
 
 from rung.frontends.torch import compat
-from rung.frontends.torch.calls import effect_of
+from rung.frontends.torch.aligned import align
+from rung.frontends.torch.calls import effect_of, is_view
 from rung.frontends.torch.compat import OpOverload
 
 CHAIN = 8  # operators that are computed again for one value
+MOST = 1.1  # times the bytes of its views, for which a tensor is kept in their place
 
 
 def partition(joint: fx.GraphModule, inputs: Sequence[object], **rest: Any) -> object:
@@ -29,6 +31,8 @@ def partition(joint: fx.GraphModule, inputs: Sequence[object], **rest: Any) -> o
     for node in joint.graph.nodes:
         if isinstance(node.target, OpOverload) and effect_of(node) == "rng":
             compat.keep([node, *(n for n in node.users if n.target is operator.getitem)])
+    if align(joint.graph):
+        joint.recompile()
     if not any(map(compat.must_recompute, joint.graph.nodes)):
         made_again(joint.graph)
     forward, backward = compat.default_partition(joint, inputs, **rest)
@@ -39,7 +43,7 @@ def partition(joint: fx.GraphModule, inputs: Sequence[object], **rest: Any) -> o
 
 def made_again(graph: fx.Graph) -> None:
     """Give each backward use of a view, and of a value that is larger than all that it is an
-    elementwise function of, a copy of its own. Where a larger tensor would be kept for views
+    elementwise function of, a copy of its own. Where a much larger tensor would be kept for views
     alone, these are kept, without what lies between their elements; results always are."""
     forward, results = compat.forward_nodes(graph), graph.output_node()
     outside = {*forward, results}
@@ -49,9 +53,9 @@ def made_again(graph: fx.Graph) -> None:
         return [] if results in node.users else [n for n in node.users if n not in outside]
 
     for node in reversed(forward):
-        views = [] if _is_written(node) else [v for v in node.users if _is_view(v) and later(v)]
+        views = [] if _is_written(node) else [v for v in node.users if is_view(v) and later(v)]
         if node.op == "placeholder" or results in node.users or later(node) or (
-                sum(map(_bytes, views)) >= reads.get(node, _bytes(node))):
+                sum(map(_bytes, views)) * MOST >= reads.get(node, _bytes(node))):
             for view in views:
                 _copy(view, later(view))
         if node in reads:
@@ -69,7 +73,7 @@ def made_again(graph: fx.Graph) -> None:
 def _calls_library(users: Iterable[fx.Node]) -> bool:
     """Whether more than elementwise operators read a tensor, itself or as a view: those of a GPU
     may ask for rows that begin at multiples, which only gaps give."""
-    return any(_calls_library(n.users) if _is_view(n) else not _is_elementwise(n) for n in users)
+    return any(_calls_library(n.users) if is_view(n) else not _is_elementwise(n) for n in users)
 
 
 def _reads(forward: Sequence[fx.Node]) -> dict[fx.Node, int]:
@@ -78,20 +82,13 @@ def _reads(forward: Sequence[fx.Node]) -> dict[fx.Node, int]:
     reads, steps = dict[fx.Node, int](), dict[fx.Node, int]()
     for node in filter(_is_elementwise, forward):
         sources = {*node.all_input_nodes}
-        while views := {*filter(_is_view, sources)}:
+        while views := {*filter(is_view, sources)}:
             sources = (sources - views) | {v.all_input_nodes[0] for v in views}
         read = sum(reads.get(x, _bytes(x)) for x in sources)
         steps[node] = 1 + sum(steps[x] for x in sources if x in reads)
         if read < _bytes(node) and steps[node] <= CHAIN and not any(map(_is_written, sources)):
             reads[node] = read
     return reads
-
-
-def _is_view(node: fx.Node) -> bool:
-    """Whether a node gives one view of its first operand."""
-    return isinstance(node.target, OpOverload) and effect_of(node) == "" and (
-        node.target is torch.ops.aten._unsafe_view.default
-        or [str(r.type) for r in node.target._schema.returns if r.alias_info] == ["Tensor"])
 
 
 def _is_elementwise(node: fx.Node) -> bool:
