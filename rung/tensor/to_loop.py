@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 
 from rung.core import origins
 from rung.core.errors import LoweringError
@@ -168,12 +169,12 @@ class _InOrder:
 
 
 def _order(op: Index) -> Sequence[int]:
-    """The dimensions of a result in the order of those of `op.x` that they run along; () where that
-    is theirs already, or where two belong to one."""
-    along = [[a for a in op.axes if a in e.symbols()] for e in op.subs]
-    found = [op.axes.index(a[0]) for a in along if len(a) == 1]
-    once = len(found) == len(along) and sorted(found) == [*range(len(op.axes))]
-    return found if once and found != sorted(found) else ()
+    """The dimensions of a result in the order in which those of `op.x` run along them; () where
+    that is theirs already, or where there is none."""
+    along = [[op.axes.index(a) for a in op.axes if a in e.symbols()] for e in op.subs]
+    found = [n for n, _ in groupby(a[0] for a in along if a)]
+    plain = all(len(a) < 2 for a in along) and sorted(found) == [*range(len(op.axes))]
+    return found if plain and found != sorted(found) else ()
 
 
 def _form(op: Index) -> Hashable:

@@ -67,19 +67,28 @@ class _Aligned:
         home = x.args[0] if turned else x
         wanted = home, *((columns, rows) if turned else (rows, columns))
         if wanted not in self.padded:
-            pads = [0, wanted[2], 0, wanted[1]][:2 * home.meta["val"].dim()]
             with self.graph.inserting_before(_after(home)):
-                made = self.call(aten.constant_pad_nd.default, home, pads, like=product)
-            self.padded[wanted] = made
+                self.padded[wanted] = self.filled(home, *wanted[1:], like=product)
         if not turned:
             return self.padded[wanted]
         with self.graph.inserting_before(product):
             return self.call(x.target, self.padded[wanted], *x.args[1:], like=product)
 
+    def filled(self, x: Any, rows: int, columns: int, like: fx.Node) -> fx.Node:
+        """A matrix with zeros behind its rows and columns; a vector with zeros behind it, which a
+        product has to find in memory, and not to make while it reads."""
+        val = x.meta["val"]
+        if val.dim() == 2:
+            return self.call(aten.constant_pad_nd.default, x, [0, columns, 0, rows], like=like)
+        zeros = self.call(aten.new_zeros.default, x, [columns], like=like)
+        return self.call(aten.cat.default, [x, zeros], like=like)
+
     def follow(self, node: fx.Node) -> None:
         """The views of a result take its strides. What leaves the graph, and what operators read
         that are not torch's own, is contiguous as before."""
         for user in list(node.users):
+            if user.target is aten._unsafe_view.default:
+                user.target = aten.view.default
             seen = _seen(user) if is_view(user) else None
             if seen is not None:
                 user.meta["val"] = seen

@@ -25,7 +25,6 @@ from rung.core.op import Value
 from rung.core.options import MODES, Options
 from rung.core.types import INDEX
 from rung.frontends.torch import compat
-from rung.frontends.torch.aligned import align
 from rung.frontends.torch.double_backward import differentiable
 from rung.frontends.torch.faults import apart, fault
 from rung.frontends.torch.importer import Imported, import_graph
@@ -76,8 +75,6 @@ class Backend:
         """A boxed callable for one ATen graph; the graph itself where Rung declines it."""
         try:
             with compat.unset_fake_temporarily(), told(), _own_errors(), _without_collector():
-                if align(gm.graph):
-                    gm.recompile()
                 imported = import_graph(gm, static=compat.static_inputs(gm))
                 if imported.tokens and options.verify:
                     raise Unsupported("a graph with tokens cannot be run twice, as verify does")
