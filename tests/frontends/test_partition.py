@@ -10,6 +10,7 @@ from agreement import rung
 from torch import Tensor, fx
 from torch.utils.checkpoint import checkpoint
 
+from rung.frontends.torch import partition
 from rung.tools.capture import capture
 from rung.tools.given import Given
 
@@ -59,6 +60,28 @@ def test_kept(name: str) -> None:
     for y in found:
         reach = sum((n - 1) * s for n, s in zip(y.shape, y.stride(), strict=True))
         assert reach < y.numel()  # no memory between the elements
+
+
+def norm(x: Tensor, w: Tensor) -> Tensor:
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6)).to(x.dtype) * w
+
+
+def test_casts_are_made_again() -> None:
+    x, w = (torch.randn(16, 16).bfloat16().requires_grad_() for _ in range(2))
+    assert [y.shape for y in kept(norm, x, w)] == [(16, 1), (16, 16)]
+
+
+@pytest.mark.parametrize("fn, count", [
+    (norm, 1),  # what comes of x and of the sums, which are there anyway
+    (lambda x, w: torch.relu(x.sin() * 2) * w, 0),
+    (lambda x, w: torch.relu(x.sin() * 2) @ w, 1),  # that a library reads
+    (lambda x, w: (x @ w).sin() * w, 1)])
+def test_on_a_gpu_what_is_kept_anyway_is_read_again(
+        fn: Function, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, w = (torch.randn(16, 16).bfloat16().requires_grad_() for _ in range(2))
+    monkeypatch.setattr(partition, "_on_gpu", lambda node: True)
+    assert len(kept(fn, x, w)) == count
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])

@@ -9,7 +9,7 @@ In eager a view that is kept is no memory of its own; a result of a graph is.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import prod
 from typing import Any
 
@@ -21,6 +21,8 @@ from rung.frontends.torch.calls import effect_of
 from rung.frontends.torch.compat import OpOverload
 
 CHAIN = 8  # operators that are computed again for one value
+Nodes = set[fx.Node]
+Users = Callable[[fx.Node], list[fx.Node]]
 
 
 def partition(joint: fx.GraphModule, inputs: Sequence[object], **rest: Any) -> object:
@@ -38,16 +40,16 @@ def partition(joint: fx.GraphModule, inputs: Sequence[object], **rest: Any) -> o
 
 
 def made_again(graph: fx.Graph) -> None:
-    """Give each backward use of a view, and of a value that is larger than all that it is an
-    elementwise function of, a copy of its own. Where a larger tensor would be kept for views
-    alone, these are kept, without what lies between their elements; results always are."""
+    """Give each backward use of a view, and of a value that is larger than all that would be kept
+    to compute it again, elementwise, a copy of its own. Where a larger tensor would be kept for
+    views alone, these are kept, without what lies between their elements; results always are."""
     forward, results = compat.forward_nodes(graph), graph.output_node()
     outside = {*forward, results}
-    reads = _reads(forward)
 
     def later(node: fx.Node) -> list[fx.Node]:
         return [] if results in node.users else [n for n in node.users if n not in outside]
 
+    reads = _reads(forward, later)
     for node in reversed(forward):
         views = [] if _is_written(node) else [v for v in node.users if _is_view(v) and later(v)]
         if node.op == "placeholder" or results in node.users or later(node) or (
@@ -59,7 +61,7 @@ def made_again(graph: fx.Graph) -> None:
     for node in forward:
         users = later(node) if node.op == "call_function" else []
         if users and _bytes(node) and _has_gaps(node) and not (
-                node.meta["val"].is_cuda and _calls_library(users)):
+                _on_gpu(node) and _calls_library(users)):
             with graph.inserting_after(node):
                 made = graph.call_function(torch.ops.aten.clone.default, (node,))
             made.meta = node.meta | {"val": node.meta["val"].clone()}
@@ -72,19 +74,37 @@ def _calls_library(users: Iterable[fx.Node]) -> bool:
     return any(_calls_library(n.users) if _is_view(n) else not _is_elementwise(n) for n in users)
 
 
-def _reads(forward: Sequence[fx.Node]) -> dict[fx.Node, int]:
-    """Bytes of what each elementwise value comes of, where those are fewer than its own; through
-    a few other such values."""
-    reads, steps = dict[fx.Node, int](), dict[fx.Node, int]()
-    for node in filter(_is_elementwise, forward):
-        sources = {*node.all_input_nodes}
-        while views := {*filter(_is_view, sources)}:
-            sources = (sources - views) | {v.all_input_nodes[0] for v in views}
-        read = sum(reads.get(x, _bytes(x)) for x in sources)
-        steps[node] = 1 + sum(steps[x] for x in sources if x in reads)
-        if read < _bytes(node) and steps[node] <= CHAIN and not any(map(_is_written, sources)):
+def _reads(forward: Sequence[fx.Node], later: Users) -> dict[fx.Node, int]:
+    """Bytes that are kept for what each elementwise value comes of, where those are fewer than its
+    own; through a few other such values. On a GPU what is kept anyway counts nothing: to read
+    it is all that computing again costs there, unless a library needs the value in memory."""
+    reads, steps, sources = dict[fx.Node, int](), dict[fx.Node, int](), dict[fx.Node, Nodes]()
+    anyway = set[fx.Node]()
+    for node in forward:
+        found = _sources(node) if _is_elementwise(node) else set()
+        fused = found and _on_gpu(node) and not _calls_library(later(node))
+        free = anyway if fused else set[fx.Node]()
+        sources[node] = set().union(*(sources[x] if x in reads else {x} for x in found))
+        read = sum(_bytes(x) for x in sources[node] - free)
+        steps[node] = 1 + sum(steps[x] for x in found if x in reads)
+        if found and read < _bytes(node) and steps[node] <= CHAIN and not any(
+                map(_is_written, found)):
             reads[node] = read
+        if later(node):
+            anyway |= sources[node] if node in reads else {node}
     return reads
+
+
+def _on_gpu(node: fx.Node) -> bool:
+    return bool(node.meta["val"].is_cuda)
+
+
+def _sources(node: fx.Node) -> Nodes:
+    """What an elementwise value comes of; a view is what it shows."""
+    found = {*node.all_input_nodes}
+    while views := {*filter(_is_view, found)}:
+        found = (found - views) | {v.all_input_nodes[0] for v in views}
+    return found
 
 
 def _is_view(node: fx.Node) -> bool:
@@ -95,8 +115,13 @@ def _is_view(node: fx.Node) -> bool:
 
 
 def _is_elementwise(node: fx.Node) -> bool:
-    return (isinstance(node.target, OpOverload) and torch.Tag.pointwise in node.target.tags
-            and effect_of(node) == "" and isinstance(node.meta["val"], torch.Tensor))
+    if not isinstance(node.target, OpOverload) or effect_of(node) != "":
+        return False
+    x: object = node.meta["val"]
+    return isinstance(x, torch.Tensor) and (
+        torch.Tag.pointwise in node.target.tags
+        or (node.target is torch.ops.aten._to_copy.default
+            and node.all_input_nodes[0].meta["val"].device == x.device))
 
 
 def _is_written(node: fx.Node) -> bool:
