@@ -86,7 +86,8 @@ class _Pricing:
         alone = sum(cost for cost, _ in costs) * spill
         spread = sum(cost / (cores if shared else 1) for cost, shared in costs) * spill
         compute = spread * self._slot() / self._busy()
-        flows = list(self._traffic(cores))
+        fed = self._fed()
+        flows = [(name, hidden / fed, awaited) for name, hidden, awaited in self._traffic(cores)]
         traffic = tuple((name, hidden + awaited) for name, hidden, awaited in flows)
         seconds = max(compute, *(hidden for _, hidden, _ in flows))
         seconds += (EXPOSED_THREADS if self.threads else EXPOSED) * compute
@@ -113,6 +114,19 @@ class _Pricing:
         blocks = prod(map(self._steps, self.grid))
         threads = prod(map(self._steps, self.threads))
         return min(1.0, threads * ceil(blocks / self.nest.machine.cores) / 256)
+
+    def _fed(self) -> float:
+        """How much of memory's rate the threads of a core ask for in a loop, all loads of one step
+        being under way at once. What a mover brings is asked for earlier."""
+        loads = [x for x in self.tree.accesses if isinstance(x, loop.Load)]
+        ahead = any(self.tree.mapping.placed(x.buf.name) for x in loads)
+        wanted = self.nest.machine.rates.flight
+        if not (wanted and loads) or ahead or max(self.trips, default=1) == 1:
+            return 1.0
+        blocks = prod(map(self._steps, self.grid)) / self.nest.machine.cores
+        threads = prod(map(self._steps, self.threads)) * max(1.0, blocks)
+        asked = sum(self._vectors(x.nest) * dtype_of(x.buf.type).bytes for x in loads)
+        return min(1.0, threads * asked / wanted)
 
     def _steps(self, split: Split) -> int:
         return self.nest.steps(split) or 1
