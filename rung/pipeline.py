@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from math import inf
 from time import perf_counter
 
@@ -72,7 +71,7 @@ class Context:
     mappings: Mapping[str, TileMapping] = field(default_factory=dict)
     careful: bool = False  # no more folds in a kernel than its parts have
     choices: dict[str, Choice] = field(default_factory=dict, compare=False)
-    seconds: dict[tuple[Func, bool], float | None] = field(default_factory=dict, compare=False)
+    seconds: dict[Func, float | None] = field(default_factory=dict, compare=False)
     lowered: dict[Func, Func] = field(default_factory=dict, compare=False)
 
     @property
@@ -89,17 +88,16 @@ class Context:
         """The least seconds that a kernel can take, before anything is known of its mapping."""
         return self._fine(kernel) + bound(kernel, self.machine, self.hints).seconds
 
-    def settled(self, kernel: Func, split_too: bool = False) -> float | None:
-        """Seconds of a kernel as it will be mapped, of its parts where it is split and that counts
-        too; None where it has no mapping."""
-        key = kernel, split_too
-        if key not in self.seconds:
+    def settled(self, kernel: Func) -> float | None:
+        """Seconds of a kernel as it will be mapped, or of the parts that it is split into; None
+        where it has no mapping."""
+        if kernel not in self.seconds:
             late = loop_simplify.simplify(kernel, self.precision)
             late = _overlay(normalize.merge_axes(_merge(late, self)), self)
-            self.seconds[key] = self._parts(late) if split_too else None
-            if self.seconds[key] is None and (found := self._cheapest(late)):
-                self.seconds[key] = found.seconds
-        seconds = self.seconds[key]
+            self.seconds[kernel] = self._parts(late)
+            if self.seconds[kernel] is None and (found := self._cheapest(late)):
+                self.seconds[kernel] = found.seconds
+        seconds = self.seconds[kernel]
         return None if seconds is None else seconds + self._fine(kernel)
 
     def _cheapest(self, kernel: Func) -> Price | None:
@@ -107,13 +105,16 @@ class Context:
             kernel, self.machine, self.target.candidates, self.hints, self.libraries)
 
     def _parts(self, kernel: Func) -> float | None:
-        """Seconds of the launches that a kernel is split into; None where it stays whole."""
+        """Seconds of the launches that sums of many threads are split into; None where a kernel
+        stays whole."""
         machine = self.machine
+        if not machine.threaded or not all(op.plain for op in loop_ir.folds(kernel)):
+            return None
 
         def price(kernel: Func) -> tuple[float, float]:
             found = self._cheapest(kernel)
             return (found.seconds, found.cores) if found else (inf, machine.cores)
-        found = split.plan(kernel, price, machine.cores, machine.rates.part)
+        found = split.plan(kernel, price, machine.cores, machine.rates)
         return found.seconds if found else None
 
     def _fine(self, kernel: Func) -> float:
@@ -233,7 +234,7 @@ def _split(module: Module, context: Context) -> Module:
     def price(kernel: Func) -> tuple[float, float]:
         cost = _choice(kernel, context).price
         return cost.seconds, cost.cores if kernel not in own else context.machine.cores
-    return split.split(module, price, context.machine.cores, context.machine.rates.part)
+    return split.split(module, price, context.machine.cores, context.machine.rates)
 
 
 PASSES = (
@@ -257,7 +258,7 @@ PASSES = (
         m, c.bound, c.settled, c.machine.threaded), "exact",
          "on the smallest kernels, whose prices are simple"),
     Pass("loop", "siblings", lambda m, c: siblings.join_siblings(
-        m, c.bound, partial(c.settled, split_too=c.machine.threaded)), "exact",
+        m, c.bound, c.settled), "exact",
          "after fusion, which brings what several kernels read into each of them"),
     Pass("loop", "inline_applies", lambda m, _: outline.inline_applies(m), "exact",
          "after the costliest passes; memory is planned over the whole program"),

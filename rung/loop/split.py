@@ -36,6 +36,7 @@ Price = Callable[[Func], tuple[float, float]]  # seconds of a launch, and cores 
 BUSY = 0.95  # of the cores at work is as good as all
 GAIN = 0.8  # of the unsplit launch's time is the most that two may take
 NEAR = 0.9  # of as many parts as were wanted is near enough, where those are equally long
+RATES = Rates(0.0, 0.0, {}, 0.0)  # of a machine of which nothing else is known
 MORE = (1, 2, 4)  # times as many parts as would keep each core busy
 
 
@@ -77,25 +78,31 @@ class SplitPlan:
                 f"{self.parts} parts")
 
 
-def plan(kernel: Func, price: Price, cores: int, short: int = Rates.part) -> SplitPlan | None:
-    """The cheapest split of a fold whose launch leaves cores idle, if clearly profitable, into
-    parts of at least `short` steps."""
+def plan(kernel: Func, price: Price, cores: int, rates: Rates = RATES) -> SplitPlan | None:
+    """The cheapest split of a fold whose launch leaves cores idle, if clearly profitable."""
     axes = dict.fromkeys(op.axis for op in reductions(kernel))
     if cores == 1 or not axes:
         return None
     seconds, busy = price(kernel)
-    if busy >= BUSY * cores:
+    if busy >= BUSY * cores or GAIN * seconds <= 2 * rates.launch:
         return None
     found: list[SplitPlan] = []
     for axis in axes:
         size = extents_of(kernel)[axis].const_value
-        for parts in dict.fromkeys(_even(size, ceil(cores / busy) * n) for n in MORE):
-            if size is None or size >= short * parts:
+        for parts in dict.fromkeys(_even(size, n) for n in _wanted(cores / busy)):
+            if parts > 1 and (size is None or size >= rates.part * parts):
                 found += _plans(kernel, axis, parts, price, seconds)
     for one in found:
         trace.emit("priced", "split", kernel.name, str(one))
     best = min(found, key=lambda one: one.seconds, default=None)
     return best if best and best.seconds < GAIN * seconds else None
+
+
+def _wanted(share: float) -> Iterator[int]:
+    """How many parts may keep all cores busy, where the whole keeps one of so many."""
+    for n in MORE:
+        yield ceil(share) * n
+        yield int(share * n)  # blocks of which no core has one more than others
 
 
 def _even(size: int | None, parts: int) -> int:
@@ -116,9 +123,9 @@ def _plans(kernel: Func, axis: str, parts: int, price: Price, whole: float) -> I
 
 # --- the pass
 
-def split(module: Module, price: Price, cores: int, short: int = Rates.part) -> Module:
+def split(module: Module, price: Price, cores: int, rates: Rates = RATES) -> Module:
     """The module with folds split where one launch would leave cores idle."""
-    plans = {k.name: found for k in module.kernels if (found := plan(k, price, cores, short))}
+    plans = {k.name: found for k in module.kernels if (found := plan(k, price, cores, rates))}
     if not plans:
         return module
     for name, one in plans.items():

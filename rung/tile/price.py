@@ -79,6 +79,7 @@ class _Pricing:
             inside = min(self.sizes[one.axis], one.step)
             self.covered.append({**self.covered[-1], one.axis: inside})
         self.leaves: dict[Op, float] = {}
+        self.kept: set[tuple[object, ...]] = set()  # values, with the loops in which they are
 
     def total(self) -> Price:
         cores, spill = self._cores(), self._spill()
@@ -151,11 +152,16 @@ class _Pricing:
 
     def _statement(self, s: Stmt) -> float:
         """Vector operations of one statement over its whole nest."""
-        steps = prod(self.trips[n] for n in self._around(s))
+        around = self._around(s)
+        steps = prod(self.trips[n] for n in around)
         steps *= prod(map(self._steps, self.nest.launch))  # each thread does all of it
         atom = _grouped(self.tree, s)
         does = {*s.fold.args, *filter(self._whole, atom.args)} if atom else set(_unit(self.tree, s))
-        inside = sum(self._leaf(x) for x in s.behind if x.result not in does)
+        here = [x for x in s.behind if x.result not in does]
+        if self.threads:  # statements of the same loops are one leaf, which keeps its values
+            here = [x for x in here if (x, *around) not in self.kept]
+            self.kept.update((x, *around) for x in here)
+        inside = sum(map(self._leaf, here))
         if atom:
             inside += 0.7 * sum(self._vectors(axes_of(v.type)) for v in atom.args
                                 if self._whole(v)) / group_of(atom.atom)
@@ -266,7 +272,7 @@ class _Pricing:
                 depth = fits if tile is None else tile[0]
                 moved[tile is not None and tile[1]] += (
                     self._again(x, around[x], depth) * self._bytes(x, depth)
-                    * (self._derate(x) if waste else 1) / (shared if x in together else 1))
+                    * (self._derate(x) if waste else self._sectors(x)) / (shared if x in together else 1))
             yield behind.name, moved[False] / behind.rate, moved[True] / behind.rate
 
     def _tile(self, op: Access) -> tuple[int, bool] | None:
@@ -299,6 +305,15 @@ class _Pricing:
     def _bytes(self, op: loop.Load | loop.Store, depth: int) -> float:
         covered = self.covered[depth]
         return dtype_of(op.buf.type).bytes * prod(covered[a] for a in op.nest)
+
+    def _sectors(self, op: Access) -> float:
+        """How many times its bytes an access of neighbouring threads moves."""
+        along = next((a for a in op.nest if loop.stride(op, a) == 1), None)
+        if not self.threads or along is None:
+            return 1.0
+        run = self.units[along] * prod(self._steps(s) for s in self.threads if s.axis == along)
+        size = dtype_of(op.buf.type).bytes * min(run, self.sizes[along])
+        return max(1.0, self.nest.machine.rates.sector / size) if run < self.sizes[along] else 1.0
 
     def _derate(self, op: loop.Load | loop.Store) -> float:
         """Short contiguous runs waste bandwidth: prefetchers and pages follow long ones."""
