@@ -270,9 +270,9 @@ class _Pricing:
             for x in accesses:
                 tile = self._tile(x)
                 depth = fits if tile is None else tile[0]
-                moved[tile is not None and tile[1]] += (
-                    self._again(x, around[x], depth) * self._bytes(x, depth)
-                    * (self._derate(x) if waste else self._sectors(x)) / (shared if x in together else 1))
+                again = self._again(x, around[x], depth) / (shared if x in together else 1)
+                again *= self._derate(x) if waste else self._sectors(x)
+                moved[tile is not None and tile[1]] += again * self._bytes(x, depth)
             yield behind.name, moved[False] / behind.rate, moved[True] / behind.rate
 
     def _tile(self, op: Access) -> tuple[int, bool] | None:

@@ -88,7 +88,7 @@ def test_parts_are_equally_long_where_that_can_be(size: int, parts: int) -> None
 
 def test_stores_that_wait_for_a_split_fold_come_after_it() -> None:
     (kernel,) = softmax_module().kernels
-    first, second, _ = split_fold(merge(kernel), "j", 2)
+    _, second, _ = split_fold(merge(kernel), "j", 2)
     assert {v.name for v in second.outs} == {v.name for v in kernel.outs}
 
 

@@ -158,7 +158,8 @@ def rows(s: Stream) -> Iterator[Axes]:
     kept = max(n, KEPT if many and not sums else COPIES)
     if scanned := any(op.prefix and op.axis == lead for op in loop.folds(s.kernel)):
         n = kept = scan_block(s, lead)
-    threads = max(min(ONCE if sums else MOST, power(-(-size // kept))), min(32, power(-(-size // n))))
+    most = ONCE if sums else MOST
+    threads = max(min(most, power(-(-size // kept))), min(WARP, power(-(-size // n))))
     splits: Axes = {a: (("grid", None),) for a in free}
     splits |= {a: (("seq", None),) for a in folded}
     if free and many and threads < 128:
