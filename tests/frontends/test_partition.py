@@ -64,6 +64,25 @@ def test_kept(name: str) -> None:
         assert reach < y.numel()  # no memory between the elements
 
 
+def norm(x: Tensor, w: Tensor) -> Tensor:
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6)).to(x.dtype) * w
+
+
+def test_casts_are_made_again() -> None:
+    x, w = (torch.randn(n, 64).bfloat16().requires_grad_() for n in (16, 1))
+    assert [y.shape for y in kept(norm, x, w)] == [(16, 1)]
+
+
+@pytest.mark.parametrize("fn, count", [
+    (lambda x, w: torch.relu(x.sin() * 2) * w, 0),
+    (lambda x, w: torch.relu(x.sin() * 2) @ w, 1),  # that a library reads
+    (lambda x, w: (x @ w).sin() * w, 1)])
+def test_what_is_kept_anyway_is_read_again(fn: Function, count: int) -> None:
+    x, w = (torch.randn(16, 16).bfloat16().requires_grad_() for _ in range(2))
+    assert len(kept(fn, x, w)) == count
+
+
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("name", CASES)
 def test_gradients(name: str, dynamic: bool) -> None:

@@ -22,7 +22,7 @@ from rung.frontends.torch.calls import effect_of, is_view
 from rung.frontends.torch.compat import OpOverload
 
 CHAIN = 8  # operators that are computed again for one value
-MOST = 1.1  # times the bytes of its views, for which a tensor is kept in their place
+MOST = 1.1  # times the bytes of a value, for which what it is of is kept, or read, in its place
 
 
 def partition(joint: fx.GraphModule, inputs: Sequence[object], **rest: Any) -> object:
@@ -43,7 +43,7 @@ def partition(joint: fx.GraphModule, inputs: Sequence[object], **rest: Any) -> o
 
 def made_again(graph: fx.Graph) -> None:
     """Give each backward use of a view a copy of its own; and of an elementwise value, where what
-    it is computed of is not larger, and what of that is not kept anyway is smaller. Where a much
+    it is computed of is hardly larger, and what of that is not kept anyway is smaller. Where a much
     larger tensor would be kept for views alone, these are kept, without what lies between their
     elements; results always are."""
     forward, results = compat.forward_nodes(graph), graph.output_node()
@@ -88,7 +88,7 @@ def _calls_library(users: Iterable[fx.Node]) -> bool:
 def _sources(forward: Sequence[fx.Node], whole: Container[fx.Node]
              ) -> dict[fx.Node, frozenset[fx.Node]]:
     """What each elementwise value that is not of `whole` is computed of, through a few other such
-    values, where that is not larger."""
+    values, where that is hardly larger."""
     sources, steps = dict[fx.Node, frozenset[fx.Node]](), dict[fx.Node, int]()
     for node in filter(_is_elementwise, forward):
         reads = {*node.all_input_nodes}
@@ -97,14 +97,21 @@ def _sources(forward: Sequence[fx.Node], whole: Container[fx.Node]
         found = frozenset[fx.Node]().union(*(sources.get(x, {x}) for x in reads))
         steps[node] = 1 + sum(steps[x] for x in reads if x in sources)
         if node not in whole and steps[node] <= CHAIN and not any(map(_is_written, reads)) and (
-                sum(map(_bytes, found)) <= _bytes(node)):
+                sum(map(_bytes, found)) <= MOST * _bytes(node)):
             sources[node] = found
     return sources
 
 
 def _is_elementwise(node: fx.Node) -> bool:
-    return (isinstance(node.target, OpOverload) and torch.Tag.pointwise in node.target.tags
-            and effect_of(node) == "" and isinstance(node.meta["val"], torch.Tensor))
+    return (isinstance(node.target, OpOverload) and effect_of(node) == ""
+            and isinstance(node.meta["val"], torch.Tensor)
+            and (torch.Tag.pointwise in node.target.tags or _is_cast(node)))
+
+
+def _is_cast(node: fx.Node) -> bool:
+    """Whether a node gives its operand another type, where it is."""
+    return (node.target is torch.ops.aten._to_copy.default
+            and node.meta["val"].device == node.all_input_nodes[0].meta["val"].device)
 
 
 def _is_written(node: fx.Node) -> bool:
