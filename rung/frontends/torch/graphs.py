@@ -75,7 +75,7 @@ class CapturedProgram:
     def __init__(self, run: Run, func: Func, look: Callable[[], None]):
         self.run, self.name, self.look = run, func.name, look
         self.still = [p.role in ("param", "const") for p in func.params]
-        self.fixed = [p.role == "mutated" or n for p, n in zip(func.params, self.still, strict=True)]
+        self.fixed = [p.role in ("param", "mutated", "const") for p in func.params]
         self.calls, self.captured = dict[Hashable, int](), dict[Hashable, CapturedGraph]()
         self.lock = Lock()
         self.stream: torch.cuda.Stream | None = None  # of the last replay
