@@ -220,5 +220,65 @@ def written_out(s: Sweep, op: Op) -> Value | None:
     return None
 
 
+# fold add where(index(j) == l, a[j], 0) over j < n -> where(0 <= l < n, a[l], 0) + 0.0
+# (each other term is 0.0, whatever a[j] is; so is the sum where a[l] is -0.0)
+def one_term(s: Sweep, op: Op) -> Value | None:
+    match op:
+        case Fold("add", (x,), axis, extent, product="", prefix=False):
+            made = s.made.get(x)
+            if not (isinstance(made, Map) and made.fn == "where"):
+                return None
+            hit, value, rest = made.args
+            label = _label(s, hit, axis)
+            if label is None or not _is_plus_zero(s, rest):
+                return None
+            zero, end = s.make(Const(0, I64)), s.make(IndexValue(extent))
+            inside = s.make(Map("and", (s.make(Map("ge", (label, zero))),
+                                        s.make(Map("lt", (label, end))))))
+            found = _element(s, value, axis, s.make(Map("where", (inside, label, zero))))
+            if found is None:
+                return None
+            found = s.make(Map("where", (inside, found, rest)))
+            return s.make(Map("add", (found, rest))) if op.acc.is_float else found
+    return None
+
+
+def _label(s: Sweep, hit: Value, axis: str) -> Value | None:
+    """The number that a position along `axis` is compared with, which does not vary over it."""
+    made = s.made.get(hit)
+    if isinstance(made, Map) and made.fn == "eq" and dtype_of(made.args[0].type) is I64:
+        for place, label in (made.args, made.args[::-1]):
+            index = s.made.get(place)
+            if isinstance(index, IndexValue) and str(index.expr) == axis and (
+                    axis not in axes_of(label.type)):
+                return label
+    return None
+
+
+def _is_plus_zero(s: Sweep, x: Value) -> bool:
+    made = s.made.get(x)
+    k = s.number(made.x if isinstance(made, Cast) else x)
+    return k is not None and str(k) in ("0", "0.0")
+
+
+def _element(s: Sweep, value: Value, axis: str, at: Value) -> Value | None:
+    """`value` where `axis` is the number `at`; None where that is no read of one element."""
+    if axis not in axes_of(value.type):
+        return value
+    wanted, ops = {value}, list[Op]()
+    for op in reversed(s.out.ops):
+        if wanted.intersection(op.results) and axis in op.nest:
+            wanted.update(op.operands())
+            ops.insert(0, op)
+    if any(isinstance(op, Fold) for op in ops):
+        return None
+    copier = Copier(s.out, {axis: at}, {v: v for op in s.out.ops for v in op.operands()})
+    try:
+        copier.ops(ops)
+    except Declined:
+        return None
+    return copier.values[value]
+
+
 RULES: tuple[Rule, ...] = (of_cast, constant_index, identity_operand, of_where, idempotent,
-                           folded_constant, written_out)
+                           folded_constant, written_out, one_term)
