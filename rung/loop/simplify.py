@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from rung.core.expr import Expr
 from rung.core.op import Func, Op, Value
 from rung.core.ops import Cast, Const, IndexValue, Map
 from rung.core.scalar import SCALARS, cast
@@ -229,30 +230,34 @@ def one_term(s: Sweep, op: Op) -> Value | None:
             if not (isinstance(made, Map) and made.fn == "where"):
                 return None
             hit, value, rest = made.args
-            label = _label(s, hit, axis)
-            if label is None or not _is_plus_zero(s, rest):
+            found = label_at(s, s.made.get(hit))
+            if found is None or found[0] != axis or not _is_plus_zero(s, rest):
                 return None
-            zero, end = s.make(Const(0, I64)), s.make(IndexValue(extent))
-            inside = s.make(Map("and", (s.make(Map("ge", (label, zero))),
-                                        s.make(Map("lt", (label, end))))))
-            found = _element(s, value, axis, s.make(Map("where", (inside, label, zero))))
-            if found is None:
+            inside, label = is_inside(s, found[1], extent), found[1]
+            at = s.make(Map("where", (inside, label, s.make(Const(0, I64)))))
+            term = _element(s, value, axis, at)
+            if term is None:
                 return None
-            found = s.make(Map("where", (inside, found, rest)))
-            return s.make(Map("add", (found, rest))) if op.acc.is_float else found
+            term = s.make(Map("where", (inside, term, rest)))
+            return s.make(Map("add", (term, rest))) if op.acc.is_float else term
     return None
 
 
-def _label(s: Sweep, hit: Value, axis: str) -> Value | None:
-    """The number that a position along `axis` is compared with, which does not vary over it."""
-    made = s.made.get(hit)
-    if isinstance(made, Map) and made.fn == "eq" and dtype_of(made.args[0].type) is I64:
-        for place, label in (made.args, made.args[::-1]):
+def label_at(s: Sweep, op: Op | None) -> tuple[str, Value] | None:
+    """An axis and the number that its places are compared with, which does not vary over it."""
+    if isinstance(op, Map) and op.fn == "eq" and dtype_of(op.args[0].type) is I64:
+        for place, label in (op.args, op.args[::-1]):
             index = s.made.get(place)
-            if isinstance(index, IndexValue) and str(index.expr) == axis and (
-                    axis not in axes_of(label.type)):
-                return label
+            if isinstance(index, IndexValue) and str(index.expr) in s.out.axes and (
+                    str(index.expr) not in axes_of(label.type)):
+                return str(index.expr), label
     return None
+
+
+def is_inside(s: Sweep, label: Value, extent: Expr) -> Value:
+    """Whether a number is a place of an axis."""
+    low = s.make(Map("ge", (label, s.make(Const(0, I64)))))
+    return s.make(Map("and", (low, s.make(Map("lt", (label, s.make(IndexValue(extent))))))))
 
 
 def _is_plus_zero(s: Sweep, x: Value) -> bool:
