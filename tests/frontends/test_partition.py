@@ -37,11 +37,14 @@ def two(x: Tensor, w: Tensor) -> Tensor:
 
 CASES: dict[str, tuple[Function, list[int]]] = {
     "views of inputs": (lambda x, w: x.t() * w.view(16, 16).unsqueeze(0), []),
-    "a view of what is kept anyway": (lambda x, w: x.exp().t() * w, [256]),
+    "a view of what is made of an input": (lambda x, w: x.exp().t() * w, []),
+    "a view of what is kept anyway": (lambda x, w: (x @ w).t() * (x @ w).sigmoid(), [256, 256]),
+    "steps of one value": (lambda x, w: (y := x @ w) * (y.pow(3) * 0.1 + y).tanh(), [256]),
+    "of two values": (lambda x, w: torch.tanh(x @ w + w @ x).sin(), [256]),
     "two views of one value": (two, [256, 256]),
     "parts of one value": (halves, [128, 128]),
     "a part of one value": (lambda x, w: (x @ w)[:, 3:5] ** 3, [32]),
-    "what grows": (lambda x, w: torch.exp(x[:, None] * w.tanh()).sum(0), [256]),
+    "what grows": (lambda x, w: torch.exp(x[:, None] * w.tanh()).sum(0), []),
     "what grows, in steps": (lambda x, w: (x[:, None] + w).sin().mul(2).cos(), []),
     "parts of what grows": (lambda x, w: (x[:, None] * w).exp()[::2] ** 2, []),
     "what does not grow": (lambda x, w: torch.exp(x * w).sin(), [256]),

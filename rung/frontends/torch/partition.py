@@ -9,7 +9,7 @@ In eager a view that is kept is no memory of its own; a result of a graph is.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from math import prod
 from typing import Any
 
@@ -17,14 +17,18 @@ import torch
 from torch import fx
 
 from rung.frontends.torch import compat
-from rung.frontends.torch.calls import effect_of
+from rung.frontends.torch.aligned import align
+from rung.frontends.torch.calls import effect_of, is_view
 from rung.frontends.torch.compat import OpOverload
 
 CHAIN = 8  # operators that are computed again for one value
+MOST = 1.1  # times the bytes of others, for which a tensor is kept in their place
 aten = torch.ops.aten
 SOFTMAXES = {aten._softmax.default: aten.div.Tensor, aten._log_softmax.default: aten.sub.Tensor}
 """How each of them ends: exp(x - max) / sum, x - max - log(sum)."""
 FOLDS = (aten.nll_loss_forward.default, aten.nll_loss2d_forward.default, aten.gather.default,
+         aten.nll_loss_backward.default, aten.nll_loss2d_backward.default,
+         aten._softmax_backward_data.default, aten._log_softmax_backward_data.default,
          aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim)
 """Operators that compute what they read where they read it."""
 
@@ -37,6 +41,8 @@ def partition(joint: fx.GraphModule, inputs: Sequence[object], exact: bool = Fal
     for node in joint.graph.nodes:
         if isinstance(node.target, OpOverload) and effect_of(node) == "rng":
             compat.keep([node, *(n for n in node.users if n.target is operator.getitem)])
+    if align(joint.graph):
+        joint.recompile()
     if not any(map(compat.must_recompute, joint.graph.nodes)):
         if not exact:
             softmaxes_of_parts(joint.graph)
@@ -48,32 +54,35 @@ def partition(joint: fx.GraphModule, inputs: Sequence[object], exact: bool = Fal
 
 
 def softmaxes_of_parts(graph: fx.Graph) -> None:
-    """Write out each softmax that is kept for the backward graph, where its input and a maximum
-    and a sum for each row are fewer bytes: what is then elementwise can be computed again.
+    """Write out each softmax that the backward graph reads, where it is no smaller than its input:
+    from a maximum and a sum for each row, `made_again` can compute it again.
 
         y = _log_softmax(x)   ->   top = amax(x); away = x - top; y = away - log(sum(exp(away)))
     """
     forward, results = compat.forward_nodes(graph), graph.output_node()
-    inside, reads = {*forward, results}, _reads(forward)
+    inside, sources = {*forward, results}, _sources(forward, ())
     for node in forward:
-        if node.target not in SOFTMAXES or results in node.users or not _bytes(node):
+        if node.target not in SOFTMAXES or results in node.users or not node.meta["val"].dim():
             continue
-        x = _viewed(node.all_input_nodes[0])
-        rows = 2 * _bytes(node) // max(1, compat.expected(node.meta["val"].shape[node.args[1]]))
-        # an input is there anyway, and the rows of what was computed are written to be folded
-        users = _users(node)
-        whole = not _is_elementwise(x) and all(
-            n not in inside or _is_elementwise(n) or n.target in FOLDS for n in users)
-        moved = rows if whole and _bytes(x) <= _bytes(node) else reads.get(x, _bytes(x)) + rows
-        if moved < _bytes(node) and not _is_written(x) and any(n not in inside for n in users):
+        x, users = node.all_input_nodes[0], _users(node)
+        if 2 > (MOST - 1) * compat.expected(node.meta["val"].shape[_dimension(node)]):
+            continue  # two numbers a row are not small
+        read = sum(map(_bytes, sources.get(x, (x,))))
+        there = read < _bytes(node) or (read == _bytes(node) and _in_place(users, inside))
+        if there and not inside.issuperset(users):
             node.replace_all_uses_with(_written_out(node))
             graph.erase_node(node)
 
 
+def _dimension(softmax: fx.Node) -> int:
+    rank, dim = softmax.meta["val"].dim(), softmax.args[1]
+    assert isinstance(dim, int)
+    return dim % max(rank, 1)
+
+
 def _written_out(node: fx.Node) -> fx.Node:
     """The parts of a softmax, before it; gives the last one."""
-    x, dim, _ = node.args
-    kind = node.meta["val"].dtype
+    x, kind, dim = node.args[0], node.meta["val"].dtype, _dimension(node)
     wide = torch.float32 if kind.itemsize < 4 else kind
 
     def part(target: OpOverload, *args: Any, **how: Any) -> fx.Node:
@@ -98,24 +107,38 @@ def _written_out(node: fx.Node) -> fx.Node:
 
 
 def made_again(graph: fx.Graph) -> None:
-    """Give each backward use of a view, and of a value that is larger than all that it is an
-    elementwise function of, a copy of its own. Where a larger tensor would be kept for views
-    alone, these are kept, without what lies between their elements; results always are."""
+    """Give each backward use of a view a copy of its own; and of an elementwise value, where what
+    it is computed of is hardly larger, and what of that is not kept anyway is smaller; or as large,
+    but in memory, where the forward graph would write the value for this alone. Where a much
+    larger tensor would be kept for views alone, these are kept, without what lies between their
+    elements; results always are."""
     forward, results = compat.forward_nodes(graph), graph.output_node()
     outside = {*forward, results}
-    reads = _reads(forward)
 
     def later(node: fx.Node) -> list[fx.Node]:
         return [] if results in node.users else [n for n in node.users if n not in outside]
 
+    def views_of(node: fx.Node) -> list[fx.Node]:
+        return [] if _is_written(node) else [v for v in node.users if is_view(v) and later(v)]
+
+    whole = {n for n in forward if _is_elementwise(n) and _calls_library(later(n))}
+    sources = _sources(forward, whole)
+    kept = {n for n in forward if n.op == "placeholder" or results in n.users or (
+        n not in sources and (later(n) or sum(map(_bytes, views_of(n))) * MOST >= _bytes(n)))}
     for node in reversed(forward):
-        views = [] if _is_written(node) else [v for v in node.users if _is_view(v) and later(v)]
-        if node.op == "placeholder" or results in node.users or later(node) or (
-                sum(map(_bytes, views)) >= reads.get(node, _bytes(node))):
+        views, missing = views_of(node), sum(map(_bytes, sources.get(node, {node}) - kept))
+        if node in kept or later(node) or sum(map(_bytes, views)) * MOST >= missing:
             for view in views:
                 _copy(view, later(view))
-        if node in reads:
+        again = node in sources and (missing < _bytes(node) or (
+            missing <= MOST * _bytes(node) and _in_place(_users(node), outside)
+            and all(_is_small(x, node) or _is_in_memory(x, outside)
+                    for x in sources[node] - kept)))
+        if later(node) and again:
             _copy(node, later(node))
+            kept |= sources[node]
+        elif later(node):
+            kept.add(node)
     for node in forward:
         users = later(node) if node.op == "call_function" else []
         if users and _bytes(node) and _has_gaps(node) and not (
@@ -127,43 +150,54 @@ def made_again(graph: fx.Graph) -> None:
 
 
 def _calls_library(users: Iterable[fx.Node]) -> bool:
-    """Whether more than elementwise operators read a tensor, itself or as a view: those of a GPU
+    """Whether other operators than those computed in place read a tensor, itself or as a view: those of a GPU
     may ask for rows that begin at multiples, which only gaps give."""
-    return any(_calls_library(n.users) if _is_view(n) else not _is_elementwise(n) for n in users)
+    return any(_calls_library(n.users) if is_view(n) else not _is_in_place(n) for n in users)
 
 
-def _reads(forward: Sequence[fx.Node]) -> dict[fx.Node, int]:
-    """Bytes of what each elementwise value comes of, where those are fewer than its own; through
-    a few other such values."""
-    reads, steps = dict[fx.Node, int](), dict[fx.Node, int]()
+def _sources(forward: Sequence[fx.Node], whole: Container[fx.Node]
+             ) -> dict[fx.Node, frozenset[fx.Node]]:
+    """What each elementwise value that is not of `whole` is computed of, through a few other such
+    values of its size, where that is hardly larger."""
+    sources, steps = dict[fx.Node, frozenset[fx.Node]](), dict[fx.Node, int]()
     for node in filter(_is_elementwise, forward):
-        sources = {*node.all_input_nodes}
-        while views := {*filter(_is_view, sources)}:
-            sources = (sources - views) | {v.all_input_nodes[0] for v in views}
-        read = sum(reads.get(x, _bytes(x)) for x in sources)
-        steps[node] = 1 + sum(steps[x] for x in sources if x in reads)
-        if read < _bytes(node) and steps[node] <= CHAIN and not any(map(_is_written, sources)):
-            reads[node] = read
-    return reads
-
-
-def _viewed(node: fx.Node) -> fx.Node:
-    """What a view is of."""
-    while _is_view(node):
-        node = node.all_input_nodes[0]
-    return node
+        reads = {*node.all_input_nodes}
+        while views := {*filter(is_view, reads)}:
+            reads = (reads - views) | {v.all_input_nodes[0] for v in views}
+        found = frozenset[fx.Node]().union(*(
+            {x} if _is_small(x, node) else sources.get(x, {x}) for x in reads))
+        steps[node] = 1 + sum(steps[x] for x in reads if x in sources)
+        if node not in whole and steps[node] <= CHAIN and not any(map(_is_written, reads)) and (
+                sum(map(_bytes, found)) <= MOST * _bytes(node)):
+            sources[node] = found
+    return sources
 
 
 def _users(node: fx.Node) -> list[fx.Node]:
     """What reads a value, itself or as a view."""
-    return [m for n in node.users for m in (_users(n) if _is_view(n) else [n])]
+    return [m for n in node.users for m in (_users(n) if is_view(n) else [n])]
 
 
-def _is_view(node: fx.Node) -> bool:
-    """Whether a node gives one view of its first operand."""
-    return isinstance(node.target, OpOverload) and effect_of(node) == "" and (
-        node.target is torch.ops.aten._unsafe_view.default
-        or [str(r.type) for r in node.target._schema.returns if r.alias_info] == ["Tensor"])
+def _in_place(users: Iterable[fx.Node], inside: Container[fx.Node]) -> bool:
+    """Whether those of the users that are `inside` the forward graph compute what they read where
+    they read it."""
+    return all(n not in inside or _is_in_place(n) for n in users)
+
+
+def _is_in_place(node: fx.Node) -> bool:
+    return node.target in FOLDS or _is_elementwise(node)
+
+
+def _is_small(x: fx.Node, node: fx.Node) -> bool:
+    """Whether a value is next to nothing beside what is computed of it."""
+    return _bytes(x) <= (MOST - 1) * _bytes(node)
+
+
+def _is_in_memory(node: fx.Node, inside: Container[fx.Node]) -> bool:
+    """Whether the forward graph writes a value: it is made and read by other than elementwise
+    operators."""
+    return not _is_elementwise(node) and any(
+        n in inside and not _is_elementwise(n) for n in _users(node))
 
 
 def _is_elementwise(node: fx.Node) -> bool:
