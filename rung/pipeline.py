@@ -222,6 +222,12 @@ def _first_steps(kernel: Func, context: Context) -> Func:
     return arithmetic.first_steps(kernel) if few else kernel
 
 
+def _fill_loads(kernel: Func, context: Context) -> Func:
+    """Loads that fill in what folds leave out, where masked steps do so."""
+    masked = context.machine.threaded and not is_library(kernel)
+    return arithmetic.fill_loads(kernel) if masked else kernel
+
+
 def _multiply_add(kernel: Func, context: Context) -> Func:
     fused = "fma" in _forms(context) and not is_library(kernel)
     return arithmetic.fuse_products(kernel) if fused else kernel
@@ -290,6 +296,8 @@ PASSES = (
          "the mapping says all that this needs"),
     Pass("kernel", "first_steps", _kernels(_first_steps), "reassociates",
          "once the steps of folds are ops"),
+    Pass("kernel", "fill_loads", _kernels(_fill_loads), "exact",
+         "before products are fused, after which steps look otherwise"),
     Pass("kernel", "multiply_add", _kernels(_multiply_add), "changes-values",
          "on the products and sums that are left"),
 )
