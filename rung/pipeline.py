@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import inf
 from time import perf_counter
 
 from rung.core import trace
@@ -45,6 +46,7 @@ from rung.tile import choose, to_kernel
 from rung.tile.choose import Choice
 from rung.tile.mapping import Mapping as TileMapping
 from rung.tile.match import Library
+from rung.tile.price import Price
 
 RUNGS = ("program", "tensor", "loop", "tile", "kernel")
 VOCABULARIES: dict[str, Vocabulary] = {
@@ -87,14 +89,33 @@ class Context:
         return self._fine(kernel) + bound(kernel, self.machine, self.hints).seconds
 
     def settled(self, kernel: Func) -> float | None:
-        """Seconds of a kernel as it will be mapped; None where it has no mapping."""
+        """Seconds of a kernel as it will be mapped, or of the parts that it is split into; None
+        where it has no mapping."""
         if kernel not in self.seconds:
             late = loop_simplify.simplify(kernel, self.precision)
-            self.seconds[kernel] = choose.seconds(
-                _overlay(normalize.merge_axes(_merge(late, self)), self), self.machine,
-                self.target.candidates, self.hints, self.libraries)
-        found = self.seconds[kernel]
-        return None if found is None else found + self._fine(kernel)
+            late = _overlay(normalize.merge_axes(_merge(late, self)), self)
+            self.seconds[kernel] = self._parts(late)
+            if self.seconds[kernel] is None and (found := self._cheapest(late)):
+                self.seconds[kernel] = found.seconds
+        seconds = self.seconds[kernel]
+        return None if seconds is None else seconds + self._fine(kernel)
+
+    def _cheapest(self, kernel: Func) -> Price | None:
+        return choose.cheapest(
+            kernel, self.machine, self.target.candidates, self.hints, self.libraries)
+
+    def _parts(self, kernel: Func) -> float | None:
+        """Seconds of the launches that sums of many threads are split into; None where a kernel
+        stays whole."""
+        machine = self.machine
+        if not machine.threaded or not all(op.plain for op in loop_ir.folds(kernel)):
+            return None
+
+        def price(kernel: Func) -> tuple[float, float]:
+            found = self._cheapest(kernel)
+            return (found.seconds, found.cores) if found else (inf, machine.cores)
+        found = split.plan(kernel, price, machine.cores, machine.rates)
+        return found.seconds if found else None
 
     def _fine(self, kernel: Func) -> float:
         return PENALTY * max(len(loop_ir.folds(kernel)) - 1, 0) if self.careful else 0.0
@@ -221,7 +242,7 @@ def _split(module: Module, context: Context) -> Module:
     def price(kernel: Func) -> tuple[float, float]:
         cost = _choice(kernel, context).price
         return cost.seconds, cost.cores if kernel not in own else context.machine.cores
-    return split.split(module, price, context.machine.cores)
+    return split.split(module, price, context.machine.cores, context.machine.rates)
 
 
 PASSES = (

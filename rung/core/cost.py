@@ -182,11 +182,15 @@ class _Count:
         return bad
 
     def _parallel(self) -> float:
-        """Independent points: axes of a store that no fold runs over, and parts of long folds."""
+        """Independent points: axes of a store that no fold runs over, and parts of long folds.
+        Where all threads of a launch start together, only folds count that the store waits for:
+        others are split."""
         folded = {op.axis for op in self.folds}
         most = 1.0
         for op in self.stores:
-            most = max(most, self.points(a for a in op.nest if a not in folded))
+            waits = {x.axis for x in behind(op, self.made) if isinstance(x, FoldBase)}
+            axes = waits if self.machine.threaded else folded
+            most = max(most, self.points(a for a in op.nest if a not in axes))
         if not any(folded.intersection(op.nest) for op in self.stores):
             most *= max(1.0, self.points(folded) / 4096)
         return most

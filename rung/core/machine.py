@@ -44,7 +44,8 @@ class Rates:
     """Measured ceilings of one core for the cost model: bytes/s, operations/s by dtype name.
 
     `forms` are scalar functions that cost less than what they can replace: see `loop/strength.py`
-    and `kernel/arithmetic.py`.
+    and `kernel/arithmetic.py`. Memory has its rate where a core has asked for `flight` bytes, in
+    runs of at least `sector`.
     """
 
     memory: float
@@ -54,6 +55,9 @@ class Rates:
     fork: float = 0.0  # seconds to start and join a team of threads
     forms: tuple[str, ...] = ()
     access: int = 1  # bytes of the widest access of one thread
+    flight: int = 0
+    sector: int = 1
+    part: int = 256  # steps of a fold that are worth a part of their own
 
 
 @dataclass(frozen=True)

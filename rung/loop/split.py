@@ -4,8 +4,10 @@
     y[] = s                              s = fold add ws[p] over p 8;         y[] = s
 
 The partial kernel has a further parallel axis p; the merge kernel is the old one with the fold
-replaced by the carrier's merge of the states. Reassociates. Legality is `can_split`, policy `plan`
-(idle cores, and prices), mechanism `split_fold`.
+replaced by the carrier's merge of the states. What a kernel stores along the axis without waiting
+for the fold, as a norm's backward pass does for each row beside sums over rows, the parts store:
+they read that once. Reassociates. Legality is `can_split`, policy `plan` (idle cores, and prices),
+mechanism `split_fold`.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from rung.core import origins, trace
 from rung.core.cost import behind
 from rung.core.errors import RungError
 from rung.core.expr import ZERO, Expr, sym
+from rung.core.machine import Rates
 from rung.core.op import Func, Op, Value, made_by
 from rung.core.ops import Cast, Const, Map
 from rung.core.types import TensorType, axes_of, dtype_of
@@ -32,7 +35,8 @@ Reason: TypeAlias = str
 Price = Callable[[Func], tuple[float, float]]  # seconds of a launch, and cores that it keeps busy
 BUSY = 0.95  # of the cores at work is as good as all
 GAIN = 0.8  # of the unsplit launch's time is the most that two may take
-SHORT = 256  # steps of a fold that are not worth a part
+NEAR = 0.9  # of as many parts as were wanted is near enough, where those are equally long
+RATES = Rates(0.0, 0.0, {}, 0.0)  # of a machine of which nothing else is known
 MORE = (1, 2, 4)  # times as many parts as would keep each core busy
 
 
@@ -74,29 +78,41 @@ class SplitPlan:
                 f"{self.parts} parts")
 
 
-def plan(kernel: Func, price: Price, cores: int) -> SplitPlan | None:
+def plan(kernel: Func, price: Price, cores: int, rates: Rates = RATES) -> SplitPlan | None:
     """The cheapest split of a fold whose launch leaves cores idle, if clearly profitable."""
     axes = dict.fromkeys(op.axis for op in reductions(kernel))
     if cores == 1 or not axes:
         return None
     seconds, busy = price(kernel)
-    if busy >= BUSY * cores:
+    if busy >= BUSY * cores or GAIN * seconds <= 2 * rates.launch:
         return None
     found: list[SplitPlan] = []
     for axis in axes:
-        for parts in dict.fromkeys(ceil(cores / busy) * n for n in MORE):
-            found += _plans(kernel, axis, parts, price, seconds)
+        size = extents_of(kernel)[axis].const_value
+        for parts in dict.fromkeys(_even(size, n) for n in _wanted(cores / busy)):
+            if parts > 1 and (size is None or size >= rates.part * parts):
+                found += _plans(kernel, axis, parts, price, seconds)
     for one in found:
         trace.emit("priced", "split", kernel.name, str(one))
     best = min(found, key=lambda one: one.seconds, default=None)
     return best if best and best.seconds < GAIN * seconds else None
 
 
+def _wanted(share: float) -> Iterator[int]:
+    """How many parts may keep all cores busy, where the whole keeps one of so many."""
+    for n in MORE:
+        yield ceil(share) * n
+        yield int(share * n)  # blocks of which no core has one more than others
+
+
+def _even(size: int | None, parts: int) -> int:
+    """Nearly as many parts, all of one length where that can be: no element is masked then."""
+    near = (n for n in range(parts, ceil(NEAR * parts) - 1, -1) if size and size % n == 0)
+    return next(near, parts)
+
+
 def _plans(kernel: Func, axis: str, parts: int, price: Price, whole: float) -> Iterator[SplitPlan]:
     """The split of one axis into `parts`, as it is or with its folds merged into one."""
-    size = extents_of(kernel)[axis].const_value
-    if size is not None and size < SHORT * parts:
-        return
     for made in dict.fromkeys((kernel, merge(kernel))):
         try:
             halves = split_fold(made, axis, parts)
@@ -107,9 +123,9 @@ def _plans(kernel: Func, axis: str, parts: int, price: Price, whole: float) -> I
 
 # --- the pass
 
-def split(module: Module, price: Price, cores: int) -> Module:
+def split(module: Module, price: Price, cores: int, rates: Rates = RATES) -> Module:
     """The module with folds split where one launch would leave cores idle."""
-    plans = {k.name: found for k in module.kernels if (found := plan(k, price, cores))}
+    plans = {k.name: found for k in module.kernels if (found := plan(k, price, cores, rates))}
     if not plans:
         return module
     for name, one in plans.items():
@@ -127,14 +143,19 @@ def _launches(op: Op, plans: dict[str, SplitPlan], module: Module) -> Iterator[O
         yield op
         return
     first, second, spaces = plans[op.callee].halves
-    given = dict(zip((p.name for p in module.kernel(op.callee).params), op.args, strict=True))
+    whole = module.kernel(op.callee)
+    given = dict(zip((p.name for p in whole.params), op.args, strict=True))
+    results = {v.name: r for v, r in zip(whole.outs, op.results[len(op.updates):], strict=True)}
     states = tuple(Value(f"{op.results[0].name}_{v.name}", t)
-                   for v, t in zip(first.outs, spaces, strict=True))
+                   for v, t in zip(first.outs, spaces, strict=False))
     origins.derive(states, op.results)
-    given |= {v.name: state for v, state in zip(first.outs, states, strict=True)}
-    yield KernelCall(first.name, tuple(given[p.name] for p in first.params), (), spaces,
-                     results=states)
-    yield replace(op, callee=second.name, args=tuple(given[p.name] for p in second.params))
+    given |= {v.name: state for v, state in zip(first.outs, states, strict=False)}
+    stored = [results.pop(v.name) for v in first.outs[len(spaces):]]
+    yield KernelCall(first.name, tuple(given[p.name] for p in first.params), (),
+                     (*spaces, *(r.type for r in stored)), results=(*states, *stored))
+    left = (*op.results[:len(op.updates)], *results.values())
+    yield replace(op, callee=second.name, args=tuple(given[p.name] for p in second.params),
+                  types=tuple(r.type for r in left), results=left)
 
 
 # --- mechanism
@@ -142,15 +163,25 @@ def _launches(op: Op, plans: dict[str, SplitPlan], module: Module) -> Iterator[O
 def split_fold(kernel: Func, axis: str, parts: int) -> Halves:
     """(partial kernel, merge kernel, types of the workspaces that connect them).
 
-    The workspaces are the partial kernel's outputs and the merge kernel's last parameters. Raises
-    Declined where `can_split` refuses.
+    The workspaces are the partial kernel's first outputs and the merge kernel's last parameters.
+    Raises Declined where `can_split` refuses.
     """
     if reason := can_split(kernel, axis):
         raise Declined(reason)
     found = _folds(kernel, axis)
-    spaces = _workspaces(kernel, found, parts)
-    return (_partial(kernel, found, axis, parts, spaces), _merge(kernel, found, parts, spaces),
+    spaces, stored = _workspaces(kernel, found, parts), _stored(kernel, found, axis)
+    return (_partial(kernel, found, axis, parts, spaces, stored),
+            _merge(kernel, found, parts, spaces, stored),
             tuple(t for v in spaces.values() if isinstance(t := v.type, TensorType)))
+
+
+def _stored(kernel: Func, found: Sequence[Fold], axis: str) -> list[Value]:
+    """The outputs of which each part computes its own elements: all stores to them run along the
+    axis, and read no fold over it."""
+    made, stores = made_by(kernel), [op for op in kernel.body.ops if isinstance(op, Store)]
+    late = {op.buf for op in stores if axis not in op.nest or op.combine
+            or not set(found).isdisjoint(behind(op, made))}
+    return [v for v in kernel.outs if v not in late]
 
 
 def _workspaces(kernel: Func, found: Sequence[Fold], parts: int) -> dict[Value, Value]:
@@ -167,7 +198,7 @@ def _free(op: Op) -> tuple[str, ...]:
 
 
 def _partial(kernel: Func, found: Sequence[Fold], axis: str, parts: int,
-             spaces: dict[Value, Value]) -> Func:
+             spaces: dict[Value, Value], stored: Sequence[Value]) -> Func:
     extents = extents_of(kernel)
     whole = extents[axis]
     chunk = (whole + parts - 1) // parts
@@ -175,10 +206,12 @@ def _partial(kernel: Func, found: Sequence[Fold], axis: str, parts: int,
     part = out.axis("p", Expr.of(parts))
     at = sym(part) * chunk + sym(axis)
     ragged = whole % parts is not ZERO
-    copier = _Chunk(out, {axis: at}, {p: p for p in kernel.params})
+    copier = _Chunk(out, {axis: at}, {p: p for p in (*kernel.params, *stored)})
     copier.inner, copier.mask = axis, ((whole - 1 - at,) if ragged else ())
     made = made_by(kernel)
-    needed = {id(x) for op in found for x in (op, *behind(op, made))}
+    roots = [op for op in kernel.body.ops if op in found or (
+        isinstance(op, Store) and op.buf in stored)]
+    needed = {id(x) for op in roots for x in (op, *behind(op, made))}
     for op in kernel.body.ops:
         if id(op) in needed:
             copier.op(op)
@@ -188,7 +221,7 @@ def _partial(kernel: Func, found: Sequence[Fold], axis: str, parts: int,
             out.add(Store(spaces[state], subs, copier.values[state]))
     buffers = {op.buf for op in out.ops if isinstance(op, Load)}
     return out.kernel(f"{kernel.name}_part{parts}", [p for p in kernel.params if p in buffers],
-                      spaces.values())
+                      [*spaces.values(), *stored])
 
 
 class _Chunk(Copier):
@@ -223,20 +256,22 @@ class _Chunk(Copier):
         return False
 
 
-def _merge(kernel: Func, found: Sequence[Fold], parts: int, spaces: dict[Value, Value]) -> Func:
+def _merge(kernel: Func, found: Sequence[Fold], parts: int, spaces: dict[Value, Value],
+           stored: Sequence[Value]) -> Func:
     buffers = (*kernel.params, *kernel.outs)
     out = Emitter(extents_of(kernel), [v.name for v in (*buffers, *spaces.values())])
     part = out.axis("p", Expr.of(parts))
     copier = Copier(out, values={v: v for v in buffers})
     for op in kernel.body.ops:
         if not isinstance(op, Fold) or op not in found:
-            copier.op(op)
+            if not (isinstance(op, Store) and op.buf in stored):
+                copier.op(op)
             continue
         subs = (sym(part), *(sym(a) for a in _free(op)))
         states = [out.one(Load(spaces[r], subs)) for r in op.results]
         copier.values.update(zip(op.results, _merged(out, op, states, part), strict=True))
     made = out.kernel(f"{kernel.name}_merge{parts}", [*kernel.params, *spaces.values()],
-                      kernel.outs)
+                      [v for v in kernel.outs if v not in stored])
     used = {v for op in made.body.ops for v in op.operands()}
     return replace(made, params=tuple(p for p in made.params if p in used))
 

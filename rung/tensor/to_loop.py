@@ -12,8 +12,9 @@ Equal kernels are shared, for the memo of `fuse`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 
 from rung.core import origins
 from rung.core.errors import LoweringError
@@ -62,6 +63,7 @@ class _Lowering:
     def program(self, func: Func) -> Func:
         ops: list[Op] = []
         names = Names([v.name for op in func.body.ops for v in op.results])
+        func = dead_code(in_order(func, names)) if self.whole else func
         self.made = made_by(func)
         readers: dict[Value, list[Value]] = {op.dst: [] for op in func.body.ops
                                              if isinstance(op, Write)}
@@ -116,6 +118,70 @@ class _Lowering:
         updates = tuple(v for v, p in maker.params.items() if p in maker.updated)
         return KernelCall(kernel.name, tuple(maker.params), updates, (result.type,),
                           results=(result,))
+
+
+def in_order(func: Func, names: Names) -> Func:
+    """What is cut or filled up for contractions is laid out as it was before: they read a transpose
+    of it, and two that read it either way read the same tensor."""
+    work = _InOrder(made_by(func), names)
+    for op in func.body.ops:
+        if isinstance(op, Contract):
+            (a, first), (b, second) = work.plain(op.a), work.plain(op.b)
+            op = replace(op, a=a, a_axes=tuple(op.a_axes[n] for n in first),
+                         b=b, b_axes=tuple(op.b_axes[n] for n in second))
+        elif isinstance(op, Index):
+            work.known.setdefault(_form(op), op.result)
+        work.ops.append(op)
+    return func.with_ops(work.ops)
+
+
+class _InOrder:
+    def __init__(self, made: Mapping[Value, Op], names: Names):
+        self.made, self.names = made, names
+        self.ops: list[Op] = []
+        self.known: dict[Hashable, Value] = {}  # what is there already
+
+    def plain(self, value: Value) -> tuple[Value, Sequence[int]]:
+        """The elements of `value` in the order of the tensor that they are of, and which dimension
+        of `value` each of its dimensions is."""
+        op = self.made.get(value)
+        same = range(len(shape_of(value)))
+        if isinstance(op, Cast) and dtype_of(op.x.type).bits < op.dtype.bits:
+            x, order = self.plain(op.x)
+            return (value, same) if x is op.x else (self.add(Cast(x, op.dtype), value), order)
+        order = _order(op) if isinstance(op, Index) and not _turns(op) else ()
+        if not order:
+            return value, same
+        assert isinstance(op, Index)
+        moved = replace(op, axes=tuple(op.axes[n] for n in order),
+                        shape=tuple(op.shape[n] for n in order), results=())
+        key = _form(moved)
+        if key not in self.known:
+            self.known[key] = self.add(moved, value)
+        return self.known[key], order
+
+    def add(self, op: Op, like: Value) -> Value:
+        (kind,) = op.infer()
+        made = Value(self.names(like.name), kind)
+        origins.derive([made], [like])
+        self.ops.append(replace(op, results=(made,)))
+        return made
+
+
+def _order(op: Index) -> Sequence[int]:
+    """The dimensions of a result in the order in which those of `op.x` run along them; () where
+    that is theirs already, or where there is none."""
+    along = [[op.axes.index(a) for a in op.axes if a in e.symbols()] for e in op.subs]
+    found = [n for n, _ in groupby(a[0] for a in along if a)]
+    plain = all(len(a) < 2 for a in along) and sorted(found) == [*range(len(op.axes))]
+    return found if plain and found != sorted(found) else ()
+
+
+def _form(op: Index) -> Hashable:
+    """Equal for what reads the same elements of the same tensor, under whatever names of axes."""
+    named = dict(zip(op.axes, map(sym, axis_names(len(op.axes))), strict=True))
+    subs, mask = (tuple(e.subs(named) for e in es) for es in (op.subs, op.mask))
+    return op.x, op.shape, subs, mask, repr(op.fill)
 
 
 def _structure(kernel: Func) -> Hashable:

@@ -57,14 +57,14 @@ def choose(kernel: Func, machine: Machine, candidates: Candidates,
     raise MappingError(f"{kernel.name} has no mapping on {machine.name}: {detail}")
 
 
-def seconds(kernel: Func, machine: Machine, candidates: Candidates, hints: Mapping[str, int],
-            libraries: Iterable[Library]) -> float | None:
+def cheapest(kernel: Func, machine: Machine, candidates: Candidates, hints: Mapping[str, int],
+             libraries: Iterable[Library]) -> Price | None:
     """The price of what `choose` would choose, as far as is known without lowering it; None where
     no candidate is legal."""
     called = by_library(kernel, machine, libraries, hints)
     costs = [called.price] if called else []
     costs += [cost for cost, *_ in islice(_legal(kernel, machine, candidates, hints, []), 1)]
-    return min((cost.seconds for cost in costs), default=None)
+    return min(costs, key=lambda cost: cost.seconds, default=None)
 
 
 def _legal(kernel: Func, machine: Machine, candidates: Candidates, sizes: Mapping[str, int],

@@ -110,6 +110,7 @@ class _Pricing:
             inside = min(self.sizes[one.axis], one.step)
             self.covered.append({**self.covered[-1], one.axis: inside})
         self.leaves: dict[Op, float] = {}
+        self.kept: set[tuple[object, ...]] = set()  # values, with the loops in which they are
 
     @cached_property
     def work(self) -> tuple[float, float, float]:
@@ -127,7 +128,8 @@ class _Pricing:
 
     def total(self) -> Price:
         cores, compute, busy = self.work
-        flows = list(self._traffic(cores))
+        fed = self._fed()
+        flows = [(name, hidden / fed, awaited) for name, hidden, awaited in self._traffic(cores)]
         traffic = tuple((name, hidden + awaited) for name, hidden, awaited in flows)
         seconds = self._seconds(max(hidden for _, hidden, _ in flows),
                                 sum(awaited for *_, awaited in flows))
@@ -160,6 +162,19 @@ class _Pricing:
         threads = prod(map(self._steps, self.threads))
         return min(1.0, threads * ceil(blocks / self.nest.machine.cores) / 256)
 
+    def _fed(self) -> float:
+        """How much of memory's rate the threads of a core ask for in a loop, all loads of one step
+        being under way at once. What a mover brings is asked for earlier."""
+        loads = [x for x in self.tree.accesses if isinstance(x, loop.Load)]
+        ahead = any(self.tree.mapping.placed(x.buf.name) for x in loads)
+        wanted = self.nest.machine.rates.flight
+        if not (wanted and loads) or ahead or max(self.trips, default=1) == 1:
+            return 1.0
+        blocks = prod(map(self._steps, self.grid)) / self.nest.machine.cores
+        threads = prod(map(self._steps, self.threads)) * max(1.0, blocks)
+        asked = sum(self._vectors(x.nest) * dtype_of(x.buf.type).bytes for x in loads)
+        return min(1.0, threads * asked / wanted)
+
     def _steps(self, split: Split) -> int:
         return self.nest.steps(split) or 1
 
@@ -183,11 +198,16 @@ class _Pricing:
 
     def _statement(self, s: Stmt) -> float:
         """Vector operations of one statement over its whole nest."""
-        steps = prod(self.trips[n] for n in self.around[s])
+        around = self.around[s]
+        steps = prod(self.trips[n] for n in around)
         steps *= prod(map(self._steps, self.nest.launch))  # each thread does all of it
         atom = _grouped(self.tree, s)
         does = {*s.fold.args, *filter(self._whole, atom.args)} if atom else set(_unit(self.tree, s))
-        inside = sum(self._leaf(x) for x in s.behind if x.result not in does)
+        here = [x for x in s.behind if x.result not in does]
+        if self.threads:  # statements of the same loops are one leaf, which keeps its values
+            here = [x for x in here if (x, *around) not in self.kept]
+            self.kept.update((x, *around) for x in here)
+        inside = sum(map(self._leaf, here))
         if atom:
             inside += 0.7 * sum(self._vectors(axes_of(v.type)) for v in atom.args
                                 if self._whole(v)) / group_of(atom.atom)
@@ -302,9 +322,9 @@ class _Pricing:
             moved = {False: 0.0, True: 0.0}
             for x, brought, derate in waste:
                 depth = fits if brought is None else brought[0]
-                moved[brought is not None and brought[1]] += (
-                    self._again(x, around[x], depth) * self._bytes(x, depth)
-                    * (1 if near else derate) / (shared if x in together else 1))
+                again = self._again(x, around[x], depth) / (shared if x in together else 1)
+                again *= self._sectors(x) if near else derate
+                moved[brought is not None and brought[1]] += again * self._bytes(x, depth)
             yield behind.name, moved[False] / behind.rate, moved[True] / behind.rate
 
     def _tile(self, op: Access) -> tuple[int, bool] | None:
@@ -343,6 +363,15 @@ class _Pricing:
         for a in op.nest:
             total *= covered[a]
         return total
+
+    def _sectors(self, op: Access) -> float:
+        """How many times its bytes an access of neighbouring threads moves."""
+        along = next((a for a in op.nest if loop.stride(op, a) == 1), None)
+        if not self.threads or along is None:
+            return 1.0
+        run = self.units[along] * prod(self._steps(s) for s in self.threads if s.axis == along)
+        size = dtype_of(op.buf.type).bytes * min(run, self.sizes[along])
+        return max(1.0, self.nest.machine.rates.sector / size) if run < self.sizes[along] else 1.0
 
     def _derate(self, op: loop.Load | loop.Store) -> float:
         """Short contiguous runs waste bandwidth: prefetchers and pages follow long ones."""

@@ -20,6 +20,7 @@ import torch
 
 from rung.core import trace
 from rung.core.config import Settings
+from rung.entry import rung
 from rung.targets import base
 from rung.targets.base import Target
 from rung.tools import first_call, gpu, models
@@ -184,7 +185,7 @@ def _compiled(function: Callable[..., Any], name: str, target: Target) -> Callab
     if name == "eager":
         return function
     if name == "rung":
-        return torch.compile(function, backend="rung", options={"target": target.name})
+        return torch.compile(function, backend=rung, options={"target": target.name})
     return torch.compile(function)
 
 

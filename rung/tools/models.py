@@ -325,7 +325,7 @@ MODELS: dict[str, Model] = {
     "t5": Model("T5-small", _of_transformers("T5ForConditionalGeneration", {}, _T5), _pairs,
                 length=64),
     "vit": Model("ViT-B/16", _of_transformers(
-        "ViTForImageClassification", {}, _SMALL | _STILL | {
+        "ViTForImageClassification", {"num_labels": 1000}, _SMALL | _STILL | {
             "image_size": 32, "patch_size": 8, "num_labels": 10}), _images("pixel_values")),
     "resnet": Model("ResNet-50", _resnet, _images("input")),
     "whisper": Model("Whisper-tiny's encoder", _of_transformers(

@@ -12,7 +12,7 @@ Fn = Callable[[torch.Tensor], torch.Tensor]
 # Ulps of the result where it is normal, or absolute ones of 1.
 RELATIVE: dict[str, tuple[Fn, float]] = {
     "sigmoid": (torch.sigmoid, 4), "silu": (F.silu, 5), "tanh": (torch.tanh, 2),
-    "exp": (torch.exp, 2), "exp2": (torch.exp2, 2), "erf": (torch.erf, 2), "log": (torch.log, 2),
+    "exp": (torch.exp, 2), "exp2": (torch.exp2, 3), "erf": (torch.erf, 2), "log": (torch.log, 2),
     "rsqrt": (torch.rsqrt, 2)}
 ABSOLUTE: dict[str, tuple[Fn, float]] = {"erfp1": (lambda x: 1 + torch.erf(x), 2)}
 TAIL = -87.3  # below it sigmoid is subnormal, below -88.7 eager's is 0
@@ -83,5 +83,6 @@ def test_softmax_of_scaled_rows() -> None:
         got, eager = compiled(lambda x: x.softmax(-1))(row), row.softmax(-1)
         exact = row.double().softmax(-1)
         assert torch.equal(got.isnan(), eager.isnan())
-        few = 4 * torch.finfo(dtype).eps * exact + 1e-38
+        rounded = (4 - exact.clamp(min=1e-38).log()) * 2.0**-24  # of what exp is taken of, and sums
+        few = (rounded + torch.finfo(dtype).eps) * exact + 1e-38
         assert ((got.double() - exact).abs() <= few).masked_fill(exact.isnan(), True).all()

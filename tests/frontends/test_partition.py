@@ -37,11 +37,14 @@ def two(x: Tensor, w: Tensor) -> Tensor:
 
 CASES: dict[str, tuple[Function, list[int]]] = {
     "views of inputs": (lambda x, w: x.t() * w.view(16, 16).unsqueeze(0), []),
-    "a view of what is kept anyway": (lambda x, w: x.exp().t() * w, [256]),
+    "a view of what is made of an input": (lambda x, w: x.exp().t() * w, []),
+    "a view of what is kept anyway": (lambda x, w: (x @ w).t() * (x @ w).sigmoid(), [256, 256]),
+    "steps of one value": (lambda x, w: (y := x @ w) * (y.pow(3) * 0.1 + y).tanh(), [256]),
+    "of two values": (lambda x, w: torch.tanh(x @ w + w @ x).sin(), [256]),
     "two views of one value": (two, [256, 256]),
     "parts of one value": (halves, [128, 128]),
     "a part of one value": (lambda x, w: (x @ w)[:, 3:5] ** 3, [32]),
-    "what grows": (lambda x, w: torch.exp(x[:, None] * w.tanh()).sum(0), [256]),
+    "what grows": (lambda x, w: torch.exp(x[:, None] * w.tanh()).sum(0), []),
     "what grows, in steps": (lambda x, w: (x[:, None] + w).sin().mul(2).cos(), []),
     "parts of what grows": (lambda x, w: (x[:, None] * w).exp()[::2] ** 2, []),
     "what does not grow": (lambda x, w: torch.exp(x * w).sin(), [256]),
@@ -59,6 +62,25 @@ def test_kept(name: str) -> None:
     for y in found:
         reach = sum((n - 1) * s for n, s in zip(y.shape, y.stride(), strict=True))
         assert reach < y.numel()  # no memory between the elements
+
+
+def norm(x: Tensor, w: Tensor) -> Tensor:
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6)).to(x.dtype) * w
+
+
+def test_casts_are_made_again() -> None:
+    x, w = (torch.randn(n, 64).bfloat16().requires_grad_() for n in (16, 1))
+    assert [y.shape for y in kept(norm, x, w)] == [(16, 1)]
+
+
+@pytest.mark.parametrize("fn, count", [
+    (lambda x, w: torch.relu(x.sin() * 2) * w, 0),
+    (lambda x, w: torch.relu(x.sin() * 2) @ w, 1),  # that a library reads
+    (lambda x, w: (x @ w).sin() * w, 1)])
+def test_what_is_kept_anyway_is_read_again(fn: Function, count: int) -> None:
+    x, w = (torch.randn(16, 16).bfloat16().requires_grad_() for _ in range(2))
+    assert len(kept(fn, x, w)) == count
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])

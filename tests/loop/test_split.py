@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ from rung.core.parse import parse_module
 from rung.core.verify import verify
 from rung.loop import ir as loop
 from rung.loop.canonical import canonical
-from rung.loop.split import GAIN, MORE, SHORT, can_split, plan, split
+from rung.loop.merge_folds import merge
+from rung.loop.split import GAIN, MORE, RATES, can_split, plan, split, split_fold
 from rung.program import ir as program
 from rung.program.ir import KernelCall, Module
 
@@ -71,7 +73,23 @@ def test_short_folds_stay_whole() -> None:
     (kernel,) = module_of("program f(x: f32[9] input)\n  y = kernel k(x) : f32[]\n  return y\n\n"
                           "kernel k(x: f32[9]) -> y: f32[]\n"
                           "  s = fold add x[i] over i 9 : f32 acc f32\n  y[] = s").kernels
-    assert SHORT > 9 and plan(kernel, halves_cost(0.1), CORES) is None
+    assert RATES.part > 9 and plan(kernel, halves_cost(0.1), CORES) is None
+    assert plan(kernel, halves_cost(0.1), CORES, replace(RATES, part=2))
+
+
+@pytest.mark.parametrize("size, parts", [(16384, 128), (16383, 129), (16381, 132)])
+def test_parts_are_equally_long_where_that_can_be(size: int, parts: int) -> None:
+    (kernel,) = module_of(f"program f(x: f32[{size}] input)\n  y = kernel k(x) : f32[]\n"
+                          f"  return y\n\nkernel k(x: f32[{size}]) -> y: f32[]\n"
+                          f"  s = fold add x[i] over i {size} : f32 acc f32\n  y[] = s").kernels
+    found = plan(kernel, lambda k: (0.1 if "_" in k.name else 1.0, 1), 132, replace(RATES, part=2))
+    assert found is not None and found.parts == parts
+
+
+def test_stores_that_wait_for_a_split_fold_come_after_it() -> None:
+    (kernel,) = softmax_module().kernels
+    _, second, _ = split_fold(merge(kernel), "j", 2)
+    assert {v.name for v in second.outs} == {v.name for v in kernel.outs}
 
 
 def test_folds_that_read_each_other_are_not_split_as_they_are() -> None:

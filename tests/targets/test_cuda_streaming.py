@@ -14,6 +14,7 @@ from rung.core.op import Func
 from rung.core.parse import parse_module
 from rung.kernel.ir import run_kernel_ir
 from rung.loop import ir as loop
+from rung.loop.split import split_fold
 from rung.targets.base import target
 from rung.targets.cuda.candidates import candidates
 from rung.targets.cuda.machine import SM90
@@ -67,6 +68,22 @@ def colsum(m: int, n: int, dtype: str = "f32") -> Func:
 """)
 
 
+def backward(m: int, n: int, parts: int, dtype: str = "bf16", bias: bool = False) -> Func:
+    """A part of a norm's backward pass: what each row gives back, and sums of columns."""
+    args = ", ".join(f"{name}: {dtype}[{m},{n}]" for name in ("dy", "x"))
+    sums = "".join(f"  s{v} = fold add {v} over i {m} : f32 over j acc f32\n  {w}[j] = s{v}\n"
+                   for v, w in (("vh", "w"), ("v", "b"))[:2 if bias else 1])
+    outs = f"dx: {dtype}[{m},{n}], w: f32[{n}]" + (f", b: f32[{n}]" if bias else "")
+    whole = parsed(f"""kernel back({args}, r: f32[{m}]) -> {outs}
+  v = f32(dy[i,j]) : f32 over i,j
+  h = f32(x[i,j]) * r[i] : f32 over i,j
+  vh = v * h : f32 over i,j
+  s = fold add vh over j {n} : f32 over i acc f32
+  dx[i,j] = {dtype}((v - h * s / {float(n)}) * r[i])
+{sums}""")
+    return split_fold(whole, "i", parts)[0]
+
+
 def pointwise(*shape: int | str, dtype: str = "f32") -> Func:
     sizes, axes = ",".join(map(str, shape)), ",".join("ijk"[:len(shape)])
     return parsed(f"kernel neg(x: {dtype}[{sizes}]) -> y: {dtype}[{sizes}]\n"
@@ -110,6 +127,9 @@ CHOSEN = [
     (colsum(8192, 1 << 16), "i: seq *, reg 4, thread 8 / j: grid *, thread 32, reg 4"),
     (colsum(8192, 4096), "i: seq *, reg 4, thread 32 / j: grid *, thread 8, reg 4"),
     (colsum(8192, 1 << 17, "bf16"), "i: seq *, reg 2, thread 8 / j: grid *, thread 32, reg 8"),
+    (backward(16384, 4096, 256), "p: grid * / i: seq * / j: thread 512, reg 8"),
+    (backward(16384, 1024, 1024), "p: grid * / i: seq * / j: thread 128, reg 8"),
+    (backward(16384, 8192, 128, "f32", True), "p: grid * / i: seq * / j: reg 4, thread 512, reg 4"),
     (product(1, 18944, 3584),
      "j: grid *, thread 4, reg 2 / i: reg 1 / k: reg 14, thread 32, reg 8"),
     (product(4, 18944, 3584), "j: grid *, thread 4 / i: reg 4 / k: reg 14, thread 32, reg 8"),
@@ -134,11 +154,15 @@ FUNCS = [
     transposed(100, 200), transposed(77, 131), online(3, 300), online(2, 40000), cumsum(3, 100),
     product(1, 4229, 96), product(3, 4230, 264), product(1, 4224, 8208), colsum(600, 36),
     cumsum(2, 8192), cumsum(2, 9001), softmax(1, 32768)]
+PARTS = [backward(21, 100, 4), backward(24, 1032, 3, "bf16", True), backward(9, 33, 2),
+         backward(10, 264, 3, "f32", True)]
 
 
 def lowered() -> list[tuple[Func, Func]]:
-    """Each function under each of its mappings, and its Kernel IR with a name of its own."""
+    """Each function under each of its mappings, parts under their first one, and its Kernel IR with
+    a name of its own."""
     mapped = [f.with_attr("mapping", m) for f in FUNCS for m in candidates(f, SM90, {})]
+    mapped += [f.with_attr("mapping", next(candidates(f, SM90, {}))) for f in PARTS]
     return [(x, replace(to_kernel(x, SM90), name=f"k{n}")) for n, x in enumerate(mapped)]
 
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from mapped import KERNELS, SIZES, VOCABULARIES, difference, kernel, launches, legal
 from targets.test_cuda import GEMM, RAGGED, first, sizes, team
+from torch.nn import functional as F
 
 from rung.core import trace
 from rung.core.errors import LaunchError, TargetCompileError
@@ -410,3 +411,25 @@ def test_values_may_be_called_as_words_of_cpp_are() -> None:
     run = torch.compile(fn, backend="rung", options={"target": "cuda-emulated", "strict": True})
     x, y = torch.linspace(-2, 2, 20), torch.linspace(3, -3, 20)
     assert [z.tolist() for z in run(x, y)] == [z.tolist() for z in fn(x, y)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("norm", [F.rms_norm, F.layer_norm])
+def test_a_norm_sums_columns_beside_its_rows(
+        norm: Callable[..., torch.Tensor], dtype: torch.dtype) -> None:
+    """One kernel gives back each row and sums of columns, a second one adds those up."""
+    torch._dynamo.reset()
+    args = [torch.randn(shape, generator=torch.Generator().manual_seed(n)).to(dtype)
+            for n, shape in enumerate([(1100, 72), (72,), (1100, 72)])]
+
+    def results(run: Callable[..., torch.Tensor], kind: torch.dtype) -> list[torch.Tensor]:
+        x, w, dy = (a.to(kind) for a in args)
+        y = run(x.requires_grad_(), (72,), w.requires_grad_())
+        return [y.detach().double(), *(g.double() for g in torch.autograd.grad(y, (x, w), dy))]
+    run = torch.compile(norm, backend="rung", options={"target": "cuda-emulated", "strict": True})
+    with trace.listen() as events:
+        found = results(run, dtype)
+    assert [e.detail.partition(",")[2] for e in events if e.place == "split" and e.kind == "fired"]
+    assert sum(e.place == "siblings" and e.kind == "fired" for e in events)
+    for x, y, eager in zip(found, results(norm, torch.float64), results(norm, dtype), strict=True):
+        assert (x - y).abs().max() <= 2 * (eager - y).abs().max() + 1e-6

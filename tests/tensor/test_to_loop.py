@@ -153,3 +153,19 @@ def test_a_library_gets_whole_operands_through_casts(name: str, build: Any, move
     of = {r: op.callee for op in module.main.body.ops for r in op.results}
     assert of[call.args[0]].startswith("index") == moves
     check(Module((program,)), module, draw(program, ints=4), exact=False)
+
+
+def test_products_that_read_a_filled_up_matrix_either_way_share_it() -> None:
+    p = Prog()
+    x, a, b = (p.param(n, *shape, dtype=BF16) for n, shape in (
+        ("x", (5, 7)), ("a", (5, 3)), ("b", (8, 3))))
+    wide = p.index(x, [5, 8], lambda i, j: [i, j], lambda i, j: [6 - j])
+    turned = p.permute(wide, 1, 0)
+    one = p.einsum("ab,bc->ac", p.cast(turned, F32), p.cast(a, F32))
+    two = p.einsum("ab,bc->ac", p.cast(wide, F32), p.cast(b, F32))
+    program = p.done(one, two)
+    module = to_loop(simplify(program), whole=True)
+    calls = [op for op in module.main.body.ops if isinstance(op, KernelCall)]
+    assert [c.callee.rstrip("0123456789") for c in calls] == ["index", "contract", "contract"]
+    assert all(calls[0].results[0] in c.args for c in calls[1:])
+    check(Module((program,)), module, draw(program, ints=4), exact=False)

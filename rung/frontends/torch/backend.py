@@ -28,6 +28,7 @@ from rung.frontends.torch import compat
 from rung.frontends.torch.double_backward import differentiable
 from rung.frontends.torch.faults import apart, fault
 from rung.frontends.torch.importer import Imported, import_graph
+from rung.frontends.torch.masks import without_known_masks
 from rung.frontends.torch.telling import told
 from rung.frontends.torch.tracing import compile_graphs
 from rung.frontends.torch.types import hints_of
@@ -99,6 +100,7 @@ def traced(gm: fx.GraphModule, example_inputs: Sequence[Any], forward: compat.Co
     if why := next((what for what, holds in kinds.items() if holds), "") or fault(gm):
         refuse(Unsupported(why))
         return gm
+    without_known_masks(gm)
     graphs = list[fx.GraphModule]()
 
     def noted(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:

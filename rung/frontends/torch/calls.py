@@ -94,6 +94,13 @@ def _drops_nothing(node: fx.Node, schema: Any) -> bool:
     return False
 
 
+def is_view(node: fx.Node) -> bool:
+    """Whether a node gives one view of its first operand."""
+    return isinstance(node.target, torch._ops.OpOverload) and effect_of(node) == "" and (
+        node.target is torch.ops.aten._unsafe_view.default
+        or [str(r.type) for r in node.target._schema.returns if r.alias_info] == ["Tensor"])
+
+
 @cache
 def gives_one(target: str) -> bool:
     """Whether a call gives its one result as it is, and not in a list or tuple."""

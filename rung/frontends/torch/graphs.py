@@ -7,15 +7,17 @@ they are the caller's own, whatever is called later. What cannot be captured run
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from re import findall
 from threading import Lock
 from typing import Any
 
 import torch
 
 from rung.core import trace
-from rung.core.op import Func
+from rung.core.op import Func, reads
 from rung.core.types import IndexType, TensorType, VecType
 from rung.program.ir import Call
 
@@ -41,14 +43,17 @@ def _declined(name: str, why: str, run: Run) -> Run:
 
 
 def obstacles(func: Func) -> Iterator[str]:
-    """What keeps a program from being captured."""
+    """What keeps a program from being captured. What a call gives that nothing reads is none."""
+    read = {v for op in func.body.ops for v in reads(op)}
+    named = Counter(name for op in func.body.ops for name in findall(r"\w+", str(op)))
     for op in func.body.ops:
+        given = [r for r in op.results if r in read or named[r.name] > 1]  # in sizes, too
         if isinstance(op, Call):
             if op.impure not in ("", "rng"):
                 yield f"{op.target} has effects"
-            if any(isinstance(r.type, IndexType | VecType) for r in op.results):
+            if any(isinstance(r.type, IndexType | VecType) for r in given):
                 yield f"the host reads what {op.target} gives"
-        away = [v.type.device for v in (*op.operands(), *op.results)
+        away = [v.type.device for v in (*op.operands(), *given)
                 if isinstance(v.type, TensorType) and v.type.device]
         if away:
             yield f"a tensor on {away[0]}"

@@ -33,6 +33,7 @@ from rung.core.errors import Unsupported
 from rung.core.expr import ONE, ZERO, Expr, is_size, may_be_negative, sym
 from rung.core.op import RESERVED, Block, Func, Names, Op, Value, expressions
 from rung.core.types import INDEX, TensorType, Type, contiguous, shape_of
+from rung.frontends.torch.aligned import align
 from rung.frontends.torch.calls import effect_of, memory_of
 from rung.frontends.torch.compat import (
     Sympy,
@@ -78,7 +79,10 @@ def import_graph(gm: fx.GraphModule, name: str = "main",
     """The program of an inference, forward or backward graph.
 
     `static` are the positions of the inputs that are parameters or buffers. Raises Unsupported.
+    Large products of the graph get rows that begin at multiples.
     """
+    if align(gm.graph):
+        gm.recompile()
     return _Importer(gm, frozenset(static)).run(name)
 
 

@@ -9,7 +9,7 @@ In eager a view that is kept is no memory of its own; a result of a graph is.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from math import prod
 from typing import Any
 
@@ -17,10 +17,12 @@ import torch
 from torch import fx
 
 from rung.frontends.torch import compat
-from rung.frontends.torch.calls import effect_of
+from rung.frontends.torch.aligned import align
+from rung.frontends.torch.calls import effect_of, is_view
 from rung.frontends.torch.compat import OpOverload
 
 CHAIN = 8  # operators that are computed again for one value
+MOST = 1.1  # times the bytes of a value, for which what it is of is kept, or read, in its place
 
 
 def partition(joint: fx.GraphModule, inputs: Sequence[object], **rest: Any) -> object:
@@ -29,6 +31,8 @@ def partition(joint: fx.GraphModule, inputs: Sequence[object], **rest: Any) -> o
     for node in joint.graph.nodes:
         if isinstance(node.target, OpOverload) and effect_of(node) == "rng":
             compat.keep([node, *(n for n in node.users if n.target is operator.getitem)])
+    if align(joint.graph):
+        joint.recompile()
     if not any(map(compat.must_recompute, joint.graph.nodes)):
         made_again(joint.graph)
     forward, backward = compat.default_partition(joint, inputs, **rest)
@@ -38,24 +42,33 @@ def partition(joint: fx.GraphModule, inputs: Sequence[object], **rest: Any) -> o
 
 
 def made_again(graph: fx.Graph) -> None:
-    """Give each backward use of a view, and of a value that is larger than all that it is an
-    elementwise function of, a copy of its own. Where a larger tensor would be kept for views
-    alone, these are kept, without what lies between their elements; results always are."""
+    """Give each backward use of a view a copy of its own; and of an elementwise value, where what
+    it is computed of is hardly larger, and what of that is not kept anyway is smaller. Where a much
+    larger tensor would be kept for views alone, these are kept, without what lies between their
+    elements; results always are."""
     forward, results = compat.forward_nodes(graph), graph.output_node()
     outside = {*forward, results}
-    reads = _reads(forward)
 
     def later(node: fx.Node) -> list[fx.Node]:
         return [] if results in node.users else [n for n in node.users if n not in outside]
 
+    def views_of(node: fx.Node) -> list[fx.Node]:
+        return [] if _is_written(node) else [v for v in node.users if is_view(v) and later(v)]
+
+    whole = {n for n in forward if _is_elementwise(n) and _calls_library(later(n))}
+    sources = _sources(forward, whole)
+    kept = {n for n in forward if n.op == "placeholder" or results in n.users or (
+        n not in sources and (later(n) or sum(map(_bytes, views_of(n))) * MOST >= _bytes(n)))}
     for node in reversed(forward):
-        views = [] if _is_written(node) else [v for v in node.users if _is_view(v) and later(v)]
-        if node.op == "placeholder" or results in node.users or later(node) or (
-                sum(map(_bytes, views)) >= reads.get(node, _bytes(node))):
+        views, missing = views_of(node), sum(map(_bytes, sources.get(node, {node}) - kept))
+        if node in kept or later(node) or sum(map(_bytes, views)) * MOST >= missing:
             for view in views:
                 _copy(view, later(view))
-        if node in reads:
+        if later(node) and node in sources and missing < _bytes(node):
             _copy(node, later(node))
+            kept |= sources[node]
+        elif later(node):
+            kept.add(node)
     for node in forward:
         users = later(node) if node.op == "call_function" else []
         if users and _bytes(node) and _has_gaps(node) and not (
@@ -69,34 +82,36 @@ def made_again(graph: fx.Graph) -> None:
 def _calls_library(users: Iterable[fx.Node]) -> bool:
     """Whether more than elementwise operators read a tensor, itself or as a view: those of a GPU
     may ask for rows that begin at multiples, which only gaps give."""
-    return any(_calls_library(n.users) if _is_view(n) else not _is_elementwise(n) for n in users)
+    return any(_calls_library(n.users) if is_view(n) else not _is_elementwise(n) for n in users)
 
 
-def _reads(forward: Sequence[fx.Node]) -> dict[fx.Node, int]:
-    """Bytes of what each elementwise value comes of, where those are fewer than its own; through
-    a few other such values."""
-    reads, steps = dict[fx.Node, int](), dict[fx.Node, int]()
+def _sources(forward: Sequence[fx.Node], whole: Container[fx.Node]
+             ) -> dict[fx.Node, frozenset[fx.Node]]:
+    """What each elementwise value that is not of `whole` is computed of, through a few other such
+    values, where that is hardly larger."""
+    sources, steps = dict[fx.Node, frozenset[fx.Node]](), dict[fx.Node, int]()
     for node in filter(_is_elementwise, forward):
-        sources = {*node.all_input_nodes}
-        while views := {*filter(_is_view, sources)}:
-            sources = (sources - views) | {v.all_input_nodes[0] for v in views}
-        read = sum(reads.get(x, _bytes(x)) for x in sources)
-        steps[node] = 1 + sum(steps[x] for x in sources if x in reads)
-        if read < _bytes(node) and steps[node] <= CHAIN and not any(map(_is_written, sources)):
-            reads[node] = read
-    return reads
-
-
-def _is_view(node: fx.Node) -> bool:
-    """Whether a node gives one view of its first operand."""
-    return isinstance(node.target, OpOverload) and effect_of(node) == "" and (
-        node.target is torch.ops.aten._unsafe_view.default
-        or [str(r.type) for r in node.target._schema.returns if r.alias_info] == ["Tensor"])
+        reads = {*node.all_input_nodes}
+        while views := {*filter(is_view, reads)}:
+            reads = (reads - views) | {v.all_input_nodes[0] for v in views}
+        found = frozenset[fx.Node]().union(*(sources.get(x, {x}) for x in reads))
+        steps[node] = 1 + sum(steps[x] for x in reads if x in sources)
+        if node not in whole and steps[node] <= CHAIN and not any(map(_is_written, reads)) and (
+                sum(map(_bytes, found)) <= MOST * _bytes(node)):
+            sources[node] = found
+    return sources
 
 
 def _is_elementwise(node: fx.Node) -> bool:
-    return (isinstance(node.target, OpOverload) and torch.Tag.pointwise in node.target.tags
-            and effect_of(node) == "" and isinstance(node.meta["val"], torch.Tensor))
+    return (isinstance(node.target, OpOverload) and effect_of(node) == ""
+            and isinstance(node.meta["val"], torch.Tensor)
+            and (torch.Tag.pointwise in node.target.tags or _is_cast(node)))
+
+
+def _is_cast(node: fx.Node) -> bool:
+    """Whether a node gives its operand another type, where it is."""
+    return (node.target is torch.ops.aten._to_copy.default
+            and node.meta["val"].device == node.all_input_nodes[0].meta["val"].device)
 
 
 def _is_written(node: fx.Node) -> bool:

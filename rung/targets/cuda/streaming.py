@@ -40,7 +40,7 @@ FEW = 8  # vectors that each element of a matrix meets, where reading that is al
 LONGEST = 32768  # elements of rows that a block keeps in registers
 TILE = 64  # rows and columns of what a block transposes
 MOST = 1024  # threads of a block
-ONCE = 512  # threads of a block that reads a long row once: two of them share a core
+ONCE = 512  # threads of a block that reads a long row once, or sums columns: two share a core
 
 
 @dataclass(frozen=True)
@@ -154,10 +154,12 @@ def rows(s: Stream) -> Iterator[Axes]:
         return
     n, size = s.vector(lead), s.size(lead)
     many = s.points(free) >= 4 * s.cores
-    kept = max(n, KEPT if many else COPIES)
+    sums = _sums_columns(s, lead)
+    kept = max(n, KEPT if many and not sums else COPIES)
     if scanned := any(op.prefix and op.axis == lead for op in loop.folds(s.kernel)):
         n = kept = scan_block(s, lead)
-    threads = max(min(MOST, power(-(-size // kept))), min(32, power(-(-size // n))))
+    most = ONCE if sums else MOST
+    threads = max(min(most, power(-(-size // kept))), min(WARP, power(-(-size // n))))
     splits: Axes = {a: (("grid", None),) for a in free}
     splits |= {a: (("seq", None),) for a in folded}
     if free and many and threads < 128:
@@ -173,6 +175,11 @@ def rows(s: Stream) -> Iterator[Axes]:
         lane = (("reg", -(-size // (threads * n))),)
     splits[lead] = (*lane, ("thread", threads), ("reg", n))
     yield splits
+
+
+def _sums_columns(s: Stream, lead: str) -> bool:
+    """Whether threads keep sums of columns beside the rows that they work on."""
+    return any(op.axis != lead and lead in op.nest for op in loop.reductions(s.kernel))
 
 
 def scan_block(s: Stream, lead: str) -> int:
@@ -225,14 +232,22 @@ def columns(s: Stream) -> Iterator[Axes]:
     if along not in free or not folded:
         return
     n, others = s.vector(along), s.points([a for a in free if a != along])
-    lanes = 32
-    while lanes > 8 and s.size(along) * others < 2 * s.cores * lanes * n:
+    size, lanes = s.size(folded[0]), 32
+
+    def few() -> bool:
+        return s.size(along) * others < 2 * s.cores * lanes * n
+    while lanes > 8 and few():
         lanes //= 2
-    deep = IN_FLIGHT // n if s.size(folded[0]) * lanes >= 256 * IN_FLIGHT else 1
-    for down, rows in ((256 // lanes, deep), (256 // lanes, 1), (1, 1)):
+    while few() and n * dtype_of(loads[0].buf.type).bytes > BYTES:
+        n //= 2
+    deep = IN_FLIGHT // n if s.points(folded) * lanes >= 256 * IN_FLIGHT else 1
+    plain = all(op.plain for op in loop.folds(s.kernel))
+    more = [(MOST // lanes, rows) for rows in (deep, 1)] if few() and plain else []
+    for down, rows in ((256 // lanes, deep), (256 // lanes, 1), *more, (1, 1)):
         splits: Axes = {a: (("grid", None),) for a in free if a != along}
         splits |= {a: (("seq", None),) for a in folded}
-        threads = min(down, power(s.size(folded[0])))
-        splits[folded[0]] = (("seq", None), ("reg", rows), ("thread", threads))
+        splits[folded[0]] = (("seq", None), ("thread", min(down, power(size))))
+        inner, *rest = splits[folded[-1]]
+        splits[folded[-1]] = (inner, ("reg", rows), *rest)
         splits[along] = (("grid", None), ("thread", lanes), ("reg", n))
         yield splits
