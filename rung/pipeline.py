@@ -20,7 +20,7 @@ from rung.core.key import structural_key
 from rung.core.machine import Machine
 from rung.core.op import Effect, Func, Vocabulary, walk
 from rung.core.verify import verify
-from rung.kernel import arithmetic
+from rung.kernel import alike, arithmetic
 from rung.kernel import ir as kernel_ir
 from rung.loop import (
     blocks,
@@ -233,6 +233,14 @@ def _multiply_add(kernel: Func, context: Context) -> Func:
     return arithmetic.fuse_products(kernel) if fused else kernel
 
 
+def _alike(module: Module, context: Context) -> Module:
+    """Kernels that are bound by memory and alike may be one function, where the target has that."""
+    if not context.target.shares:
+        return module
+    streams = {c.kernel.name for c in context.choices.values() if c.price.streams}
+    return Module(module.programs, alike.alike(module.kernels, lambda k: k.name in streams))
+
+
 def _split(module: Module, context: Context) -> Module:
     """Kernels that the user mapped stay whole."""
     own = tuple(k for k in module.kernels if k.name in context.mappings)
@@ -300,6 +308,8 @@ PASSES = (
          "before products are fused, after which steps look otherwise"),
     Pass("kernel", "multiply_add", _kernels(_multiply_add), "changes-values",
          "on the products and sums that are left"),
+    Pass("kernel", "alike", _alike, "exact",
+         "last: kernels are alike as they are emitted"),
 )
 
 

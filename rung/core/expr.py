@@ -416,8 +416,9 @@ def _render(e: Expr, factor: Callable[[Factor], str], number: Callable[[int], st
     return "".join(parts).removeprefix("+")
 
 
-def to_source(e: Expr, name: Callable[[str], str]) -> str:
-    """C text over `long` variables, which must not be negative.
+def to_source(e: Expr, name: Callable[[str], str], outer: Callable[[str], str] = str) -> str:
+    """C text over `long` variables, which must not be negative; `outer` writes the numbers that
+    are in no `//` or `%`.
 
     C rounds towards zero; so a numerator that could be negative gets the form that rounds down.
     """
@@ -433,7 +434,7 @@ def to_source(e: Expr, name: Callable[[str], str]) -> str:
             return f"{n}/{d}" if _plainly_nonneg(a.num) else f"({n}/{d}-({n}%{d}<0))"
         return f"{n}%{d}" if _plainly_nonneg(a.num) else f"({n}%{d}+{d})%{d}"
 
-    return _render(e, factor, number)
+    return _render(e, factor, lambda k: outer(number(k)))
 
 
 def _plainly_nonneg(e: Expr) -> bool:

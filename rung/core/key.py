@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -132,9 +131,9 @@ class _Renamer:
             self.symbols = self.symbols | {old: sym(new) for old, new in local.items()}
         kinds = field_kinds(type(op))
         changes = {name: self.field(x, kinds[name]) for name, x in attributes(op)}
-        made = replace(op, **changes, results=())
+        made = op.with_fields(**changes, results=())
         self.names, self.symbols = outer
-        return replace(made, results=tuple(
+        return made.with_fields(results=tuple(
             self.define(old, t) for old, t in zip(op.results, made.infer(), strict=True)))
 
     def field(self, x: Any, kind: str) -> Any:

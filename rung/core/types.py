@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,7 +27,7 @@ class DType:
     kind: str
     bits: int
 
-    @property
+    @cached_property
     def bytes(self) -> int:
         return (self.bits + 7) // 8
 

@@ -98,6 +98,27 @@ def read_raster(p: Cursor) -> Raster:
     return Raster(p.integer())
 
 
+@dataclass(frozen=True)
+class Like:
+    """Kernels with the same `name` here differ in numbers only, which may be arguments of one
+    function of the source: memory bounds them, not arithmetic."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+    def implied(self, func: Func) -> bool:
+        return False
+
+    def renamed(self, names: Mapping[str, str]) -> Like:
+        return self
+
+
+def read_like(p: Cursor) -> Like:
+    return Like(p.name())
+
+
 def read_unroll(p: Cursor) -> Unrolled:
     """`r<14, q<2` to Unrolled."""
     def one() -> tuple[str, int]:
@@ -404,4 +425,4 @@ def _verify_family(op: Op, unroll: Unroll) -> None:
 
 
 VOCABULARY = Vocabulary("kernel-ir", OPS, (
-    ("unroll", read_unroll), ("persistent", read_raster)))
+    ("unroll", read_unroll), ("persistent", read_raster), ("like", read_like)))

@@ -181,11 +181,11 @@ def _redeclared(func: Func, buffers: dict[Value, Value],
     for op in func.body.ops:
         new = op.map(values)
         if isinstance(new, Load | Store) and id(op) in subs:
-            new = replace(new, subs=subs[id(op)])
+            new = new.with_fields(subs=subs[id(op)])
         results = tuple(r if r.type == t else replace(r, type=t)
                         for r, t in zip(op.results, new.infer(), strict=True))
         values.update(zip(op.results, results, strict=True))
-        ops.append(replace(new, results=results))
+        ops.append(new.with_fields(results=results))
     func = func.with_ops(ops)
     return replace(func, params=tuple(buffers.get(v, v) for v in func.params),
                    outs=tuple(buffers.get(v, v) for v in func.outs))
@@ -335,13 +335,13 @@ class _Melting(Copier):
     def _moved(self, op: Op) -> Op:
         if isinstance(op, Fold) and op in self.flat.folds:
             outer = self.flat.outer
-            return replace(op.map(self.values), axis=outer, extent=self.out.axes[outer])
+            return op.map(self.values).with_fields(axis=outer, extent=self.out.axes[outer])
         if not isinstance(op, Load | Store):
             return super()._moved(op)
         subs = self.melted(op)
         if isinstance(op, Load):
-            return replace(op, buf=self.values[op.buf], subs=subs)
-        return replace(op, buf=self.values[op.buf], subs=subs, value=self.values[op.value])
+            return op.with_fields(buf=self.values[op.buf], subs=subs)
+        return op.with_fields(buf=self.values[op.buf], subs=subs, value=self.values[op.value])
 
     def melted(self, op: Load | Store) -> tuple[Sub, ...]:
         flat, at = self.flat, self.flat.dims.get(op.buf)

@@ -33,7 +33,8 @@ class Target:
 
     Optional features; the defaults mean unsupported. `libraries` are library calls that compute
     whole kernels. `keeps_call(call, operand types, hints)` says whether a library call that could
-    be opened is faster as it is.
+    be opened is faster as it is. `shares` says that kernels that differ in numbers only are one
+    function of the source.
     """
 
     machine: Machine
@@ -41,6 +42,7 @@ class Target:
     emit: Callable[[Sequence[Func]], str]
     libraries: Sequence[Library] = ()
     keeps_call: Callable[[str, Sequence[Type], Sizes], bool] = lambda *_: False
+    shares: bool = False
 
     @property
     def name(self) -> str:

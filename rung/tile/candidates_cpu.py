@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 
 from rung.core.cost import known
 from rung.core.layout import Panel
 from rung.core.machine import Machine
-from rung.core.op import Func, Value, made_by, uses
+from rung.core.op import Block, Func, Op, Value, made_by, uses
 from rung.core.ops import Cast, IndexValue, Map
 from rung.core.scalar import SCALARS
 from rung.core.types import axes_of, dtype_of
@@ -79,6 +80,11 @@ def _shape(kernel: Func, hints: Mapping[str, int]) -> Shape:
                  frozenset(scanned))
 
 
+@lru_cache(64)
+def _readers(body: Block) -> Mapping[Value, list[Op]]:
+    return uses(body)
+
+
 def _product(sizes: Mapping[str, int], axes: tuple[str, ...]) -> int:
     total = 1
     for a in axes:
@@ -107,7 +113,7 @@ def _vector_sets(shape: Shape, machine: Machine) -> Iterator[dict[str, int]]:
 def _lanes(kernel: Func, axis: str, machine: Machine) -> int:
     """As many as a register holds of the widest type that varies along an axis: C compilers keep
     wider vectors in memory. Positions that are converted or compared with 0 are made narrow."""
-    readers = uses(kernel.body)
+    readers = _readers(kernel.body)
     widest = max((dtype_of(v.type).bytes for op in kernel.body.ops for v in op.results
                   if axis in op.nest and not (isinstance(op, IndexValue) and all(
                       isinstance(x, Cast) or (isinstance(x, Map) and x.fn == "ge")
@@ -305,7 +311,7 @@ def _place(shape: Shape, value: Value, lines: tuple[AxisLine, ...]) -> Place | N
 
 def _costly(shape: Shape) -> list[Value]:
     """Expensive maps with several readers."""
-    readers = uses(shape.kernel.body)
+    readers = _readers(shape.kernel.body)
     return [op.result for op in shape.kernel.body.ops if isinstance(op, Map)
             and SCALARS[op.fn].cost >= 4 and len(set(readers.get(op.result, ()))) > 1]
 

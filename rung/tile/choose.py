@@ -16,7 +16,7 @@ from rung.tile import legality
 from rung.tile import mapping as tile
 from rung.tile.complete import with_values
 from rung.tile.match import Library, LibraryCall, call_of
-from rung.tile.price import Price, price
+from rung.tile.price import Price, price, rising
 from rung.tile.to_kernel import to_kernel
 from rung.tile.tree import Tree
 
@@ -71,13 +71,16 @@ def _legal(kernel: Func, machine: Machine, candidates: Candidates, sizes: Mappin
            reasons: list[str]) -> Iterator[tuple[Price, tile.Mapping, Tree]]:
     """The legal ones of the cheapest candidates, cheapest first, then of those completed with
     places; why the others are not goes to `reasons`."""
-    priced = sorted(((price(kernel, m, machine, sizes), n, m) for n, m in
-                     enumerate(candidates(kernel, machine, sizes))), key=lambda x: x[0].seconds)
+    ranked = rising(kernel, candidates(kernel, machine, sizes), machine, sizes)
+    tried: list[tile.Mapping] = []
     if trace.active():
-        for cost, _, m in priced[:4]:
+        first = list(islice(ranked, 4))
+        for cost, m in first:
             trace.emit("priced", "choose", kernel.name, f"{cost}\n{m}")
-    tried = [(cost, m) for cost, _, m in priced[:TRIED]]
-    for cost, m in chain(tried, _completed(kernel, machine, [m for _, _, m in priced], sizes)):
+        ranked = chain(first, ranked)
+    more = _completed(kernel, machine, chain(tried, (m for _, m in ranked)), sizes)
+    for cost, m in chain(islice(ranked, TRIED), more):
+        tried.append(m)
         try:
             tree = legality.check(kernel, m, machine)
         except (MappingError, LoweringError) as error:

@@ -8,8 +8,9 @@ part of each position, wherever it stands in its axis line.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 
 from rung.core.expr import Expr, sym
@@ -71,6 +72,52 @@ class Spot:
         return total + sym(LANE) if self.lanes > 1 else total
 
 
+@lru_cache(1 << 12)
+def _splits(line: tile.AxisLine, number: int, extent: Expr, machine: str,
+            known: tuple[Level, ...]) -> tuple[Split, ...]:
+    """The splits of an axis by its line, the one of that number in a mapping. Loop variables are
+    k for a loop over elements, kb over blocks, k0 and k1 further out."""
+    ranks = {x.name: n for n, x in enumerate(known)}
+    if missing := [name for name, _ in line.splits if name not in ranks]:
+        tile.refuse(f"{machine} has no level {missing[0]}, only {', '.join(ranks)}")
+    levels = [known[ranks[name]] for name, _ in line.splits]
+    sizes = _sizes(line, levels, extent)
+    nested = [ranks[x.name] for x in levels if x.kind != THREAD]
+    if nested != sorted(nested):
+        tile.refuse(f"the levels of {line.axis} do not nest outer to inner")
+    found, loops, threads = [], 0, 0
+    last = max((n for n, x in enumerate(levels) if x.kind in LOOPS), default=-1)
+    for n, level in enumerate(levels):
+        step, var = prod(s or 1 for s in sizes[n + 1:]), ""
+        if level.kind in LOOPS:
+            blocks = line.axis if step == 1 else f"{line.axis}b"
+            var, loops = blocks if n == last else f"{line.axis}{loops}", loops + 1
+        elif level.kind == THREAD:
+            var, threads = f"{line.axis}t{threads or ''}", threads + 1
+        order = (ranks[level.name], number)
+        found.append(Split(line.axis, level.name, level.kind, order, sizes[n], step, var,
+                           n == last))
+    return tuple(found)
+
+
+def _sizes(line: tile.AxisLine, levels: Sequence[Level], extent: Expr) -> list[int | None]:
+    """Sizes with a `*` resolved where it is no outermost loop; the extent is then known."""
+    sizes = [size for _, size in line.splits]
+    stars = [n for n, s in enumerate(sizes) if s is None]
+    if len(stars) > 1:
+        tile.refuse(f"two * on axis {line.axis}")
+    if any(s is not None and s < 1 for s in sizes):
+        tile.refuse(f"a size of {line.axis} is not positive")
+    rest, whole = prod(s for s in sizes if s is not None), extent.const_value
+    if stars and (stars[0] > 0 or levels[0].kind not in LOOPS):
+        if whole is None:
+            tile.refuse(f"only the first loop of {line.axis} can be *, its extent is symbolic")
+        sizes[stars[0]] = max(1, -(-whole // rest))
+    if not stars and (whole is None or rest < whole):
+        tile.refuse(f"{line.axis} has {extent} elements, the sizes cover {rest}")
+    return sizes
+
+
 class Nest:
     """All splits of a mapping for a kernel with the given extents."""
 
@@ -86,7 +133,8 @@ class Nest:
                 tile.refuse(f"the kernel has no axis {line.axis}")
             if line.axis in self.splits:
                 tile.refuse(f"two lines for axis {line.axis}")
-            self.splits[line.axis] = self._axis(line, number)
+            self.splits[line.axis] = list(_splits(
+                line, number, extents[line.axis], machine.name, machine.levels))
         splits = sorted(self.all(), key=lambda s: s.order)
         first = (GRID, THREAD) if machine.threaded else ()
         self.launch = [s for s in splits if s.kind in first]
@@ -99,58 +147,6 @@ class Nest:
     def _plain(self) -> str:
         names = [x.name for x in reversed(self.machine.levels) if x.kind == SEQ]
         return "seq" if "seq" in names else names[0]
-
-    def _axis(self, line: tile.AxisLine, number: int) -> list[Split]:
-        levels = [self._level(name) for name, _ in line.splits]
-        sizes = self._sizes(line, levels)
-        out = []
-        for n, level in enumerate(levels):
-            step = prod(s or 1 for s in sizes[n + 1:])
-            order = (self.machine.rank(level.name), number)
-            out.append(Split(line.axis, level.name, level.kind, order, sizes[n], step))
-        ranks = [s.order[0] for s in out if s.kind != THREAD]
-        if ranks != sorted(ranks):
-            tile.refuse(f"the levels of {line.axis} do not nest outer to inner")
-        return self._named(out)
-
-    def _level(self, name: str) -> Level:
-        level = self.machine.level(name)
-        if level is None:
-            known = ", ".join(x.name for x in self.machine.levels)
-            tile.refuse(f"{self.machine.name} has no level {name}, only {known}")
-        return level
-
-    def _sizes(self, line: tile.AxisLine, levels: list[Level]) -> list[int | None]:
-        """Sizes with a `*` resolved where it is no outermost loop; the extent is then known."""
-        sizes = [size for _, size in line.splits]
-        extent = self.extents[line.axis].const_value
-        stars = [n for n, s in enumerate(sizes) if s is None]
-        if len(stars) > 1:
-            tile.refuse(f"two * on axis {line.axis}")
-        if any(s is not None and s < 1 for s in sizes):
-            tile.refuse(f"a size of {line.axis} is not positive")
-        rest = prod(s for s in sizes if s is not None)
-        if stars and (stars[0] > 0 or levels[0].kind not in LOOPS):
-            if extent is None:
-                tile.refuse(f"only the first loop of {line.axis} can be *, its extent is symbolic")
-            sizes[stars[0]] = max(1, -(-extent // rest))
-        if not stars and (extent is None or rest < extent):
-            tile.refuse(f"{line.axis} has {self.extents[line.axis]} elements, "
-                        f"the sizes cover {rest}")
-        return sizes
-
-    @staticmethod
-    def _named(splits: list[Split]) -> list[Split]:
-        """Loop variables: k for a loop over elements, kb over blocks, k0 and k1 further out."""
-        loops = [s for s in splits if s.kind in LOOPS]
-        named = {}
-        for n, s in enumerate(loops):
-            last = s is loops[-1]
-            name = (s.axis if s.step == 1 else f"{s.axis}b") if last else f"{s.axis}{n}"
-            named[id(s)] = replace(s, var=name, innermost=last)
-        for n, s in enumerate(s for s in splits if s.kind == THREAD):
-            named[id(s)] = replace(s, var=f"{s.axis}t{n or ''}")
-        return [named.get(id(s), s) for s in splits]
 
     def at(self, place: tile.Place) -> Split:
         """The loop that a place stands at. Raises MappingError when the mapping has none."""

@@ -12,8 +12,10 @@ the loops outside of them are around it: not those right outside in which it sta
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from heapq import heapify, heappop, heappush
 from itertools import pairwise
 from math import ceil, inf, prod
 
@@ -50,6 +52,11 @@ class Price:
     traffic: tuple[tuple[str, float], ...]
     cores: float = inf
 
+    @property
+    def streams(self) -> bool:
+        """Whether memory takes longer than arithmetic."""
+        return self.compute <= max((seconds for _, seconds in self.traffic), default=0.0)
+
     def __str__(self) -> str:
         parts = [f"compute {self.compute * 1e6:.1f} us"]
         parts += [f"{name} {seconds * 1e6:.1f} us" for name, seconds in self.traffic]
@@ -59,13 +66,36 @@ class Price:
 def price(kernel: Func, mapping: tile.Mapping, machine: Machine,
           hints: Mapping[str, int] | None = None) -> Price:
     """The price of one launch, with all of the machine's cores if the mapping shares the work."""
-    return _Pricing(kernel, mapping, machine, hints or {}).total()
+    return _Pricing(kernel, mapping, machine, _known(kernel, hints or {})).total()
+
+
+def _known(kernel: Func, hints: Mapping[str, int]) -> dict[str, int]:
+    """The extents of a kernel's axes as numbers."""
+    return {a: max(1, known(e, hints)) for a, e in loop.extents_of(kernel).items()}
+
+
+def rising(kernel: Func, mappings: Iterable[tile.Mapping], machine: Machine,
+           hints: Mapping[str, int]) -> Iterator[tuple[Price, tile.Mapping]]:
+    """Mappings with their prices, the cheapest first: what one moves is counted only when it could
+    be the next by what it computes."""
+    sizes = _known(kernel, hints)
+    made = [(_Pricing(kernel, m, machine, sizes), m) for m in mappings]
+    queue: list[tuple[float, bool, int, Price | None]] = [
+        (one.least(), False, n, None) for n, (one, _) in enumerate(made)]
+    heapify(queue)
+    while queue:
+        _, _, n, cost = heappop(queue)
+        if cost is None:
+            cost = made[n][0].total()
+            heappush(queue, (cost.seconds, True, n, cost))
+        else:
+            yield cost, made[n][1]
 
 
 class _Pricing:
     def __init__(self, kernel: Func, mapping: tile.Mapping, machine: Machine,
-                 hints: Mapping[str, int]):
-        self.sizes = {a: max(1, known(e, hints)) for a, e in loop.extents_of(kernel).items()}
+                 sizes: dict[str, int]):
+        self.sizes = sizes
         self.tree = Tree(kernel, mapping, machine, {a: Expr.of(n) for a, n in self.sizes.items()})
         self.nest = nest = self.tree.nest
         self.lanes = {a: nest.count(a, VECTOR) for a in self.sizes}
@@ -74,6 +104,7 @@ class _Pricing:
         self.threads = [s for s in nest.all() if s.kind == THREAD]
         self.grid = [s for s in nest.all() if s.kind == GRID]
         self.trips = [self._steps(s) for s in nest.loops]
+        self.around = {s: self._around(s) for s in self.tree.stmts}
         self.covered = [self.sizes]  # by depth: elements of each axis inside so many loops
         for one in nest.loops:
             inside = min(self.sizes[one.axis], one.step)
@@ -81,21 +112,36 @@ class _Pricing:
         self.leaves: dict[Op, float] = {}
         self.kept: set[tuple[object, ...]] = set()  # values, with the loops in which they are
 
-    def total(self) -> Price:
+    @cached_property
+    def work(self) -> tuple[float, float, float]:
+        """The cores that share the work, seconds of arithmetic, and how many cores it keeps
+        busy."""
         cores, spill = self._cores(), self._spill()
         costs = [(self._statement(s), self._shared(s)) for s in self.tree.stmts]
         alone = sum(cost for cost, _ in costs) * spill
         spread = sum(cost / (cores if shared else 1) for cost, shared in costs) * spill
-        compute = spread * self._slot() / self._busy()
+        return cores, spread * self._slot() / self._busy(), alone / spread
+
+    def least(self) -> float:
+        """Seconds, if nothing were moved."""
+        return self._seconds(0.0, 0.0)
+
+    def total(self) -> Price:
+        cores, compute, busy = self.work
         fed = self._fed()
         flows = [(name, hidden / fed, awaited) for name, hidden, awaited in self._traffic(cores)]
         traffic = tuple((name, hidden + awaited) for name, hidden, awaited in flows)
-        seconds = max(compute, *(hidden for _, hidden, _ in flows))
+        seconds = self._seconds(max(hidden for _, hidden, _ in flows),
+                                sum(awaited for *_, awaited in flows))
+        return Price(seconds, compute, traffic, busy)
+
+    def _seconds(self, hidden: float, awaited: float) -> float:
+        cores, compute, _ = self.work
+        seconds = max(compute, hidden)
         seconds += (EXPOSED_THREADS if self.threads else EXPOSED) * compute
-        seconds += sum(awaited for *_, awaited in flows)
+        seconds += awaited
         rates = self.nest.machine.rates
-        start = rates.launch + (rates.fork if cores > 1 else 0.0)
-        return Price(seconds + start, compute, traffic, alone / spread)
+        return seconds + (rates.launch + (rates.fork if cores > 1 else 0.0))
 
     def _slot(self) -> float:
         """Seconds of one vector operation at full throughput."""
@@ -152,7 +198,7 @@ class _Pricing:
 
     def _statement(self, s: Stmt) -> float:
         """Vector operations of one statement over its whole nest."""
-        around = self._around(s)
+        around = self.around[s]
         steps = prod(self.trips[n] for n in around)
         steps *= prod(map(self._steps, self.nest.launch))  # each thread does all of it
         atom = _grouped(self.tree, s)
@@ -257,29 +303,35 @@ class _Pricing:
         """Seconds that each memory behind a cache needs: while the cores compute, and while they
         wait."""
         spaces, accesses = self.nest.machine.spaces, self.tree.accesses
-        depths, around = range(len(self.covered)), self._loops_around()
+        last, around = len(self.covered) - 1, self._loops_around()
         together = {x for s in self.tree.stmts if self._shared(s) for x in s.accesses}
-        first = next((n for n, s in enumerate(self.nest.loops) if s.kind == GRID), len(depths))
-        footprints = [sum(self._bytes(x, d) for x in accesses) for d in depths]
+        first = next((n for n, s in enumerate(self.nest.loops) if s.kind == GRID), last + 1)
+        waste = [(x, self._tile(x), self._derate(x)) for x in accesses]
+        footprints: dict[int, float] = {}
         for cache, behind in pairwise(spaces):
-            room = [cache.bytes / (cores if d > first and not cache.owner else 1) for d in depths]
-            fits = next((d for d in depths if footprints[d] <= room[d]), depths[-1])
-            waste = behind is not spaces[1]  # the nearest cache serves any line equally well
+            fits = 0
+            while fits < last:
+                if fits not in footprints:
+                    footprints[fits] = sum(self._bytes(x, fits) for x in accesses)
+                several = cores if fits > first and not cache.owner else 1
+                if footprints[fits] <= cache.bytes / several:
+                    break
+                fits += 1
+            near = behind is spaces[1]  # the nearest cache serves any line equally well
             shared = cores if behind.owner else 1 + (cores - 1) * 0.8
             moved = {False: 0.0, True: 0.0}
-            for x in accesses:
-                tile = self._tile(x)
-                depth = fits if tile is None else tile[0]
+            for x, brought, derate in waste:
+                depth = fits if brought is None else brought[0]
                 again = self._again(x, around[x], depth) / (shared if x in together else 1)
-                again *= self._derate(x) if waste else self._sectors(x)
-                moved[tile is not None and tile[1]] += again * self._bytes(x, depth)
+                again *= self._sectors(x) if near else derate
+                moved[brought is not None and brought[1]] += again * self._bytes(x, depth)
             yield behind.name, moved[False] / behind.rate, moved[True] / behind.rate
 
     def _tile(self, op: Access) -> tuple[int, bool] | None:
         """Where a mover brings what an access touches into a scratchpad, as a number of loops, and
         whether that is waited for: a ring brings the next tile meanwhile."""
-        place = self.tree.mapping.placed(op.buf.name)
-        if place is None or not self.nest.machine.scratchpad:
+        place = self.tree.mapping.placed(op.buf.name) if self.nest.machine.scratchpad else None
+        if place is None:
             return None
         return self.nest.loops.index(self.nest.at(place)) + 1, place.ring < 2
 
@@ -289,22 +341,28 @@ class _Pricing:
         waits: dict[Op, frozenset[Split]] = {
             s.waits: s.carried for s in self.tree.stmts if s.waits}
         for s in self.tree.stmts:
-            here = set(self._around(s))
-            here |= {n for n, x in enumerate(self.nest.loops) if x in waits.get(s.op, ())}
+            here = set(self.around[s])
+            if late := waits.get(s.op):
+                here |= {n for n, x in enumerate(self.nest.loops) if x in late}
             for op in s.accesses:
                 found[op] |= here
         return found
 
     def _again(self, op: loop.Load | loop.Store, around: set[int], depth: int) -> int:
         """How often the loops outside of `depth` bring what an access touches inside of it."""
-        axes, outer = op.nest, depth
+        axes, outer, times = op.nest, depth, 1
         while outer and self.nest.loops[outer - 1].axis not in axes:
             outer -= 1
-        return prod(self.trips[n] for n in range(outer) if n in around)
+        for n in around:
+            if n < outer:
+                times *= self.trips[n]
+        return times
 
     def _bytes(self, op: loop.Load | loop.Store, depth: int) -> float:
-        covered = self.covered[depth]
-        return dtype_of(op.buf.type).bytes * prod(covered[a] for a in op.nest)
+        covered, total = self.covered[depth], dtype_of(op.buf.type).bytes
+        for a in op.nest:
+            total *= covered[a]
+        return total
 
     def _sectors(self, op: Access) -> float:
         """How many times its bytes an access of neighbouring threads moves."""

@@ -121,6 +121,8 @@ def _kind(op: Op, placed: frozenset[str]) -> str:
 
 def _around(fact: Fact, mapping: tile.Mapping, nest: Nest) -> frozenset[Split]:
     """The loops from the outermost to the one where a value of a statement is placed."""
+    if not mapping.places:
+        return frozenset()
     names = {p.loop for r in fact.op.results if (p := mapping.placed(r.name))}
     at = max((n for n, s in enumerate(nest.loops) if s.name in names), default=-1) if names else -1
     return frozenset(nest.loops[: at + 1])

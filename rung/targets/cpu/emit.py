@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
+from rung.core.expr import Expr, to_source
 from rung.core.op import Func
 from rung.kernel.ir import For
 from rung.targets import stretch as stretches
 from rung.targets.base import strides_of
 from rung.targets.c_family import Prelude
 from rung.targets.cpu.groups import CpuPrelude, GroupEmitter
+from rung.targets.cpu.sized import marked, sized, skeleton
 from rung.targets.device import Checked, Launched, Stretch
 from rung.targets.emit import Style, dealt
 from rung.targets.stretch import at, c_text
@@ -19,6 +21,9 @@ class CpuEmitter(GroupEmitter):
     """Parallel loops become OpenMP loops; only the outermost one is shared among threads."""
 
     open_cores = 0
+
+    def c(self, expr: Expr) -> str:
+        return to_source(expr, str, marked if self.func.attr("like") else str)
 
     def open_loop(self, op: For, end: str) -> None:
         if op.level == "core":
@@ -39,7 +44,12 @@ HEAD = "void run_{name}({params})"
 def emit(kernels: Sequence[Func]) -> str:
     """One source for all kernels; `run_NAME(buffers..., sizes...)` is each one's function."""
     prelude, style = CpuPrelude(), Style(head=HEAD)
-    bodies = [CpuEmitter(k, prelude, style).source() for k in kernels]
+    groups: dict[Hashable, list[tuple[Func, str]]] = {}
+    for kernel in kernels:
+        text, like = CpuEmitter(kernel, prelude, style).source(), kernel.attr("like")
+        groups.setdefault((like, *skeleton(text)) if like else kernel, []).append((kernel, text))
+    names = {k.name for k in kernels}
+    bodies = [sized(group, names) for group in groups.values()]
     return prelude.text() + "\n" + "\n\n".join(bodies) + "\n"
 
 

@@ -45,7 +45,8 @@ def target(name: str) -> Target:
     if Settings.from_environment().asleep:
         rates = replace(rates, fork=ASLEEP)
     machine = replace(machine, cores=threads(), rates=rates)
-    return Target(machine, candidates, emit, LIBRARIES, partial(keeps_call, machine=machine))
+    return Target(machine, candidates, emit, LIBRARIES, partial(keeps_call, machine=machine),
+                  shares=True)
 
 
 def candidates(kernel: Func, machine: Machine, hints: Mapping[str, int]) -> Iterable[TileMapping]:
