@@ -31,11 +31,10 @@ from rung.tile.nest import Split
 from rung.tile.stmt import Access, Stmt
 from rung.tile.tree import Tree
 
-LATENCY = 8.0  # vector operations that could start while one result is awaited
 TURN = 16.0  # the same, for a vector that is transposed in registers on its way to a panel
 LOOP = 2.0  # what one more step of a loop costs, in vector operations
-EXPOSED = 0.3  # of the operations take time beside that of memory
-EXPOSED_THREADS = 0.1  # the same where other threads go on while some wait
+EXPOSED = 0.3  # of the shorter of operations and memory takes time beside the longer
+EXPOSED_THREADS = 0.1  # of the operations do, where other threads go on while some wait
 STATES = 30.0  # operations of a step of a fold of several states
 STEP = 18.0  # the same for each element, where one step takes a block of them
 PAGE = 3072  # bytes; a walk of longer steps misses the TLB and the prefetcher each time
@@ -85,13 +84,15 @@ class _Pricing:
         costs = [(self._statement(s), self._shared(s)) for s in self.tree.stmts]
         alone = sum(cost for cost, _ in costs) * spill
         spread = sum(cost / (cores if shared else 1) for cost, shared in costs) * spill
-        compute = spread * self._slot() / self._busy()
+        rates = self.nest.machine.rates
+        slot = self._slot() / (rates.scale if cores > 1 else 1.0)
+        compute = spread * slot / self._busy()
         flows = list(self._traffic(cores))
         traffic = tuple((name, hidden + awaited) for name, hidden, awaited in flows)
-        seconds = max(compute, *(hidden for _, hidden, _ in flows))
-        seconds += (EXPOSED_THREADS if self.threads else EXPOSED) * compute
+        moving = max(hidden for _, hidden, _ in flows)
+        seconds = max(compute, moving) + (
+            EXPOSED_THREADS * compute if self.threads else EXPOSED * min(compute, moving))
         seconds += sum(awaited for *_, awaited in flows)
-        rates = self.nest.machine.rates
         start = rates.launch + (rates.fork if cores > 1 else 0.0)
         return Price(seconds + start, compute, traffic, alone / spread)
 
@@ -143,8 +144,8 @@ class _Pricing:
         does = {*s.fold.args, *filter(self._whole, atom.args)} if atom else set(_unit(self.tree, s))
         inside = sum(self._leaf(x) for x in s.behind if x.result not in does)
         if atom:
-            inside += 0.7 * sum(self._vectors(axes_of(v.type)) for v in atom.args
-                                if self._whole(v)) / group_of(atom.atom)
+            whole = sum(self._vectors(axes_of(v.type)) for v in atom.args if self._whole(v))
+            inside += 1.4 * self.nest.machine.rates.issue.load * whole / group_of(atom.atom)
         return steps * (max(inside + self._own(s.op), self._chain(s)) + LOOP)
 
     def _whole(self, value: Value) -> bool:
@@ -194,11 +195,12 @@ class _Pricing:
             along, size = self.threads[-1].axis, dtype_of(op.buf.type).bytes
             copies = min(self.units[along], max(1, self.nest.machine.rates.access // size))
             return 0.7 / copies if loop.stride(op, along) == 1 else 8.0
+        near = self.nest.machine.rates.issue.load
         if not wide:
-            return 0.5
+            return near
         steps = max(loop.stride(op, a) for a in wide)
         if steps == 1:
-            return 0.7
+            return 1.4 * near if isinstance(op, loop.Load) else 0.7
         place = self.tree.mapping.placed(op.result.name) if isinstance(op, loop.Load) else None
         if place and place.panel and any(
                 loop.stride(op, a) == 1 and self.units[a] > 1 for a in op.nest if a not in wide):
@@ -228,9 +230,10 @@ class _Pricing:
     def _chain(self, s: Stmt) -> float:
         if not s.carries or self.threads:
             return 0.0
+        latency = self.nest.machine.rates.issue.latency
         if atom := _grouped(self.tree, s):
-            return LATENCY * self.units[s.carries] / group_of(atom.atom)
-        return LATENCY * (1 if len(s.op.results) == 1 else 6)
+            return latency * self.units[s.carries] / group_of(atom.atom)
+        return latency * (1 if len(s.op.results) == 1 else 6)
 
     # ---- bytes
     def _traffic(self, cores: float) -> Iterator[tuple[str, float, float]]:
@@ -245,7 +248,7 @@ class _Pricing:
             room = [cache.bytes / (cores if d > first and not cache.owner else 1) for d in depths]
             fits = next((d for d in depths if footprints[d] <= room[d]), depths[-1])
             waste = behind is not spaces[1]  # the nearest cache serves any line equally well
-            shared = cores if behind.owner else 1 + (cores - 1) * 0.8
+            shared = behind.together(cores)
             moved = {False: 0.0, True: 0.0}
             for x in accesses:
                 tile = self._tile(x)
