@@ -46,6 +46,7 @@ def several(x: torch.Tensor) -> Any:
 CASES: dict[str, tuple[Function, tuple[torch.Tensor, ...]]] = {
     "few rows": (several, (torch.randn(3, 1111),)),
     "few columns": (several, (torch.randn(1300, 5),)),
+    "one long row": (lambda x: torch.cumsum(x, 1) + x, (torch.randn(1, 9001) / 10,)),
     "odd": (several, (torch.randn(67, 131),)),
     "one row": (residual, (torch.randn(1, 96), torch.randn(96, 96) / 10)),
     "rows and columns": (residual, (torch.randn(37, 160), torch.randn(160, 160) / 10)),

@@ -88,7 +88,8 @@ def _product(sizes: Mapping[str, int], axes: tuple[str, ...]) -> int:
 
 # ---- vectorised axes
 def _vector_sets(shape: Shape, machine: Machine) -> Iterator[dict[str, int]]:
-    """Sets of axes to vectorise, with their lanes: greedy by weight, and with each axis first."""
+    """Sets of axes to vectorise, with their lanes: greedy by weight, and with each axis first; or
+    none beside a scan, whose own memory is not contiguous along them."""
     weights = _weights(shape)
     ranked = sorted((a for a in weights if shape.sizes[a] > 1), key=lambda a: -weights[a])
     nests = [set(op.nest) for op in shape.kernel.body.ops]
@@ -102,6 +103,8 @@ def _vector_sets(shape: Shape, machine: Machine) -> Iterator[dict[str, int]]:
         if frozenset(chosen) not in seen:
             seen.add(frozenset(chosen))
             yield {a: _lanes(shape.kernel, a, machine) for a in chosen}
+    if shape.scanned and frozenset() not in seen:
+        yield {}
 
 
 def _lanes(kernel: Func, axis: str, machine: Machine) -> int:

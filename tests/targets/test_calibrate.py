@@ -145,10 +145,14 @@ def test_a_library_is_called_where_it_reaches_more() -> None:
         here = machine.reaching(machine.AVX512, replace(ZEN5, reach=reach))
         found = choose(kernel, here, wide.candidates, {}, wide.libraries)
         assert (found.library is not None) is called
-    cores = replace(here, cores=16)  # which read memory together
-    seconds = [choose(kernel, x, lambda *_: (), {}, wide.libraries).price.seconds
-               for x in (here, cores)]
-    assert seconds[0] > 5 * seconds[1]
+
+
+def test_a_library_reads_memory_with_all_cores() -> None:
+    text = MATMUL.replace("128", "16").replace("512", "4096")
+    (kernel,), wide = parse_module(text, VOCABULARIES), target("cpu.avx512")
+    alone, all_ = (choose(kernel, replace(machine.AVX512, cores=n), lambda *_: (), {},
+                          wide.libraries).price.seconds for n in (1, 16))
+    assert alone > 8 * all_
 
 
 def test_doctor_shows_what_it_measured(folder: Path, counted: list[int]) -> None:

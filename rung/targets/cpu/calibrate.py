@@ -243,7 +243,8 @@ class _Measuring:
             starts = [0] if level < 3 else range(0, 4 * count, count)
             times = max(1, (1 << 22) // count)
             one = count * times / least(self.run("reads", count // 4, times, starts=starts))
-            most = one * min(self.threads, TOGETHER) if level == 3 else 0.0
+            cores = self.threads * self.free
+            most = one * (0 if level < 2 else cores if level < 3 else min(cores, TOGETHER))
             if level > 1 and quiet:
                 most = within(one, count * times / least(self.run(
                     "reads_all", count // 4, times, self.threads, starts=starts)),
