@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
-from rung.core.config import Settings
+from rung.core.config import Settings, by_table
 from rung.core.errors import RungError
 from rung.core.options import Options
 from rung.targets import TARGETS
@@ -86,6 +86,7 @@ def _code(error: Exception) -> int:
 def _show(args: argparse.Namespace) -> str:
     from rung.tools import show
 
+    by_table()
     return _of_a_function(args, show.show)
 
 
@@ -135,7 +136,7 @@ def _doctor(args: argparse.Namespace) -> Report:
     from rung.tools import doctor
 
     with redirect_stdout(sys.stderr):
-        found = doctor.doctor()
+        found = doctor.calibrated() if args.calibrate else doctor.doctor()
     return _as_asked(args, *found)
 
 
@@ -277,8 +278,10 @@ def parser() -> CommandLine:
     certify.add_argument("--train", action="store_true", help="compare gradients too")
     _target_option(certify, "")
     _fuzz_options(_command(commands, "fuzz", "look for random programs that come out wrong", _fuzz))
-    _json_option(_command(commands, "doctor", "tell whether this machine has what rung needs",
-                          _doctor))
+    doctor = _command(commands, "doctor", "tell whether this machine has what rung needs", _doctor)
+    doctor.add_argument("--calibrate", action="store_true",
+                        help="measure this CPU again with the threads that there are, and show it")
+    _json_option(doctor)
     _bench_options(_command(commands, "bench", "measure against eager and Inductor", _bench))
     return made
 

@@ -248,7 +248,8 @@ def _split(module: Module, context: Context) -> Module:
     def price(kernel: Func) -> tuple[float, float]:
         cost = _choice(kernel, context).price
         return cost.seconds, cost.cores if kernel not in own else context.machine.cores
-    return split.split(module, price, context.machine.cores, context.machine.rates)
+    machine = context.machine
+    return split.split(module, price, machine.cores, machine.rates, not machine.threaded)
 
 
 PASSES = (

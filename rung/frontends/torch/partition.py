@@ -77,7 +77,7 @@ def softmaxes_of_parts(graph: fx.Graph) -> None:
 def _dimension(softmax: fx.Node) -> int:
     rank, dim = softmax.meta["val"].dim(), softmax.args[1]
     assert isinstance(dim, int)
-    return dim % max(rank, 1)
+    return int(dim % max(rank, 1))
 
 
 def _written_out(node: fx.Node) -> fx.Node:
