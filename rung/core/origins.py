@@ -8,11 +8,16 @@ way to a node's result names that node only, so a part keeps all nodes that shar
 
 No pass decides by this table: kernels depend on structure only, and a user's line that moves still
 hits the cache.
+
+Values inside of kernels have origins under `followed()` alone: that takes time, and each call then
+has a kernel of its own until equal ones are merged under their final names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -45,6 +50,24 @@ _table: WeakKeyDictionary[Value, tuple[Entry, ...]] = WeakKeyDictionary()
 _copies: WeakKeyDictionary[Value, Mapping[Origin, Origin]] = WeakKeyDictionary()
 
 
+_following: ContextVar[bool] = ContextVar("rung_origins_followed", default=False)
+
+
+@contextmanager
+def followed() -> Iterator[None]:
+    """What the enclosed code compiles has origins inside of kernels too."""
+    token = _following.set(True)
+    try:
+        yield
+    finally:
+        _following.reset(token)
+
+
+def following() -> bool:
+    """Whether origins are kept inside of kernels."""
+    return _following.get()
+
+
 def of(value: Value) -> tuple[Origin, ...]:
     """Origins of a value, in the order of the graph."""
     return of_all([value])
@@ -74,6 +97,19 @@ def derive(new: Iterable[Value], old: Iterable[Value]) -> None:
     if found:
         for value in new:
             record(value, found)
+
+
+def follow(new: Iterable[Value], old: Iterable[Value]) -> None:
+    """Inside of a kernel: `new` values inherit the origins of `old` ones."""
+    if following():
+        derive(new, old)
+
+
+def follow_rest(new: Iterable[Value], old: Iterable[Value]) -> None:
+    """Inside of a kernel: those of the `new` values that have no origins inherit those of `old`
+    ones, on the way to which they were made."""
+    if following():
+        derive((v for v in new if v not in _table), old)
 
 
 def derive_parts(new: Iterable[Value], old: Iterable[Value]) -> None:

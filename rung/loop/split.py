@@ -181,7 +181,7 @@ def _partial(kernel: Func, found: Sequence[Fold], axis: str, parts: int,
     needed = {id(x) for op in found for x in (op, *behind(op, made))}
     for op in kernel.body.ops:
         if id(op) in needed:
-            copier.op(op)
+            copier.copy(op)
     for op in found:
         subs = (sym(part), *(sym(a) for a in _free(op)))
         for state in op.results:
@@ -230,11 +230,13 @@ def _merge(kernel: Func, found: Sequence[Fold], parts: int, spaces: dict[Value, 
     copier = Copier(out, values={v: v for v in buffers})
     for op in kernel.body.ops:
         if not isinstance(op, Fold) or op not in found:
-            copier.op(op)
+            copier.copy(op)
             continue
         subs = (sym(part), *(sym(a) for a in _free(op)))
         states = [out.one(Load(spaces[r], subs)) for r in op.results]
+        before = len(out.ops) - len(states)
         copier.values.update(zip(op.results, _merged(out, op, states, part), strict=True))
+        origins.follow_rest((r for x in out.ops[before:] for r in x.results), op.results)
     made = out.kernel(f"{kernel.name}_merge{parts}", [*kernel.params, *spaces.values()],
                       kernel.outs)
     used = {v for op in made.body.ops for v in op.operands()}
