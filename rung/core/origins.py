@@ -47,6 +47,7 @@ Part = tuple[Origin, ...]  # nodes of each of which a value is an intermediate
 Entry = Origin | Part
 
 _table: WeakKeyDictionary[Value, tuple[Entry, ...]] = WeakKeyDictionary()
+_absorbed: WeakKeyDictionary[Value, Part] = WeakKeyDictionary()
 _copies: WeakKeyDictionary[Value, Mapping[Origin, Origin]] = WeakKeyDictionary()
 
 
@@ -73,6 +74,11 @@ def of(value: Value) -> tuple[Origin, ...]:
     return of_all([value])
 
 
+def with_absorbed(value: Value) -> tuple[Origin, ...]:
+    """Origins of a value, and of those that it is in place of."""
+    return tuple(dict.fromkeys((*of(value), *_absorbed.get(value, ()))))
+
+
 def of_all(values: Iterable[Value]) -> tuple[Origin, ...]:
     """Origins of several values, in the order of the graph."""
     found = dict.fromkeys(o for v in values for e in _table.get(v, ())
@@ -93,10 +99,21 @@ def record(value: Value, entries: Iterable[Entry]) -> None:
 
 def derive(new: Iterable[Value], old: Iterable[Value]) -> None:
     """`new` values inherit the origins of `old` ones beside their own."""
+    old = [*old]
     found = dict.fromkeys(e for v in old for e in _table.get(v, ()))
     if found:
         for value in new:
             record(value, found)
+            if following():
+                absorb(value, *old)
+
+
+def absorb(kept: Value, *gone: Value) -> None:
+    """`kept` is in place of values that are not computed: `x` of `x * 1`."""
+    if following():
+        known = _absorbed.get(kept, ())
+        _absorbed[kept] = tuple(dict.fromkeys((*known, *(
+            o for v in gone for o in (*of(v), *_absorbed.get(v, ()))))))
 
 
 def follow(new: Iterable[Value], old: Iterable[Value]) -> None:
@@ -134,11 +151,18 @@ def note_copy(results: Iterable[Value], nodes: Mapping[Origin, Origin]) -> None:
         _copies[value] = nodes
 
 
+def copies(values: Iterable[Value]) -> Mapping[Origin, Origin]:
+    """The nodes that results of a layer's copy compute, by those of the layer."""
+    return next((_copies[v] for v in values if v in _copies), {})
+
+
 def derive_copy(new: Iterable[Value], old: Iterable[Value], results: Iterable[Value]) -> None:
     """`new` values are those of a layer, `old`, in the copy that gives `results`."""
-    nodes: Mapping[Origin, Origin] = next((_copies[v] for v in results if v in _copies), {})
+    nodes = copies(results)
 
     def translated(e: Entry) -> Entry:
         return nodes.get(e, e) if isinstance(e, Origin) else tuple(nodes.get(o, o) for o in e)
     for value, source in zip(new, old, strict=True):
         record(value, map(translated, _table.get(source, ())))
+        if source in _absorbed:
+            _absorbed[value] = tuple(nodes.get(o, o) for o in _absorbed[source])

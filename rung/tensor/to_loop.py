@@ -212,7 +212,9 @@ class _Maker:
                 return self.one(Cast(self.multiplied(x, subs), dtype))
             case Index() as op if _turns(op):
                 at = dict(zip(op.axes, subs, strict=True))
-                return self.multiplied(op.x, [self.index(e.subs(at)) for e in op.subs])
+                found = self.multiplied(op.x, [self.index(e.subs(at)) for e in op.subs])
+                origins.follow([found], [value])
+                return found
             case Index():
                 return self.read(value, subs)
         moves = isinstance(made, Index) and any(
