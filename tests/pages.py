@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from rung.tools.given import Given, from_expression, from_file
@@ -71,6 +70,3 @@ def gpt2_step(folder: Path) -> str:
 
 def hostile(folder: Path) -> str:
     return page(given(HOSTILE, folder, "😀 & <i>"), CPU)
-
-
-Made = Callable[[], str]

@@ -6,6 +6,7 @@ In: what a user gives on the command line. Out: one HTML document that loads not
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -164,7 +165,8 @@ def _memory(reached: Reached) -> Data | None:
 
 
 def _capture(found: Capture) -> Data:
-    return {"breaks": [{"line": short(b.line), "reason": b.reason.strip()} for b in found.breaks],
+    return {"breaks": [{"line": short(b.line), "reason": b.reason.strip(), "times": times}
+                       for b, times in Counter(found.breaks).items()],
             "recompiles": list(dict.fromkeys(found.recompiles)),
             "frames": [{"name": f.old.co_name if f.old else "", "guards": f.guards,
                         "where": short(f"{f.old.co_filename}:{f.old.co_firstlineno}")

@@ -25,14 +25,22 @@ def browser() -> Iterator[Any]:
         made.close()
 
 
+class Files(dict[str, Path]):
+    """The pages by name, each made when it is first asked for."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def __missing__(self, name: str) -> Path:
+        make = {"relu": lambda _: relu(), "gpt2": gpt2_step, "hostile": hostile}[name]
+        self[name] = self.folder / f"{name}.html"
+        self[name].write_text(make(self.folder), encoding="utf-8")
+        return self[name]
+
+
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The pages, each made once."""
-    folder = tmp_path_factory.mktemp("pages")
-    made = {"relu": relu(), "gpt2": gpt2_step(folder), "hostile": hostile(folder)}
-    for name, text in made.items():
-        (folder / f"{name}.html").write_text(text, encoding="utf-8")
-    return {name: folder / f"{name}.html" for name in made}
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    return Files(tmp_path_factory.mktemp("pages"))
 
 
 class Opened:
@@ -62,7 +70,7 @@ class Opened:
         return str(self.tab.locator(".ladder .here").inner_text()).split()[0]
 
 
-def test_a_click_lights_counterparts_on_every_rung(browser: Any, files: dict[str, Path]) -> None:
+def test_a_click_lights_counterparts_on_every_rung(browser: Any, files: Files) -> None:
     with Opened(browser, files["relu"]) as page:
         page.tab.get_by_text("y[i,j] = relu(mm + x2[j])").first.click()
         for rung in ("python", "torch", "program", "tensor", "loop", "tile", "kernel", "plan",
@@ -76,15 +84,15 @@ def test_a_click_lights_counterparts_on_every_rung(browser: Any, files: dict[str
         assert not page.lit("torch")
 
 
-def test_up_from_a_line_of_source(browser: Any, files: dict[str, Path]) -> None:
+def test_up_from_a_line_of_source(browser: Any, files: Files) -> None:
     with Opened(browser, files["relu"]) as page:
         line = page.tab.locator("#rung-source span[data-s]").filter(has_text="fma_f32x16").first
         line.click()
-        assert [x for x in page.lit("torch")] and all("aten.mm" in x for x in page.lit("torch"))
+        assert page.lit("torch") and all("aten.mm" in x for x in page.lit("torch"))
         assert any("contract" in x for x in page.lit("loop"))
 
 
-def test_the_keyboard_moves(browser: Any, files: dict[str, Path]) -> None:
+def test_the_keyboard_moves(browser: Any, files: Files) -> None:
     with Opened(browser, files["relu"]) as page:
         for name in ("ATen", "Program", "Tensor"):
             page.tab.keyboard.press("ArrowDown")
@@ -100,7 +108,7 @@ def test_the_keyboard_moves(browser: Any, files: dict[str, Path]) -> None:
         assert page.tab.locator("#rung-torch span:visible").count() == len(page.lit("torch"))
 
 
-def test_search_marks_and_filters(browser: Any, files: dict[str, Path]) -> None:
+def test_search_marks_and_filters(browser: Any, files: Files) -> None:
     with Opened(browser, files["gpt2"]) as page:
         rows = page.tab.locator("#kernels details.kernel:visible").count()
         page.tab.keyboard.press("/")
@@ -115,7 +123,7 @@ def test_search_marks_and_filters(browser: Any, files: dict[str, Path]) -> None:
         assert page.tab.locator("#kernels details.kernel:visible").count() == rows
 
 
-def test_forward_and_backward_of_one_line(browser: Any, files: dict[str, Path]) -> None:
+def test_forward_and_backward_of_one_line(browser: Any, files: Files) -> None:
     with Opened(browser, files["gpt2"]) as page:
         page.tab.locator("#rung-python span[data-s]").filter(
             has_text="self.bias, x.view").first.click()
@@ -128,7 +136,7 @@ def test_forward_and_backward_of_one_line(browser: Any, files: dict[str, Path]) 
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", ["relu", "gpt2"])
-def test_widths_and_themes(browser: Any, files: dict[str, Path], name: str, width: int,
+def test_widths_and_themes(browser: Any, files: Files, name: str, width: int,
                            tmp_path: Path) -> None:
     with Opened(browser, files[name], width) as page:
         seen = []
@@ -141,7 +149,7 @@ def test_widths_and_themes(browser: Any, files: dict[str, Path], name: str, widt
         assert seen[0] != seen[1]
 
 
-def test_the_theme_of_the_system(browser: Any, files: dict[str, Path]) -> None:
+def test_the_theme_of_the_system(browser: Any, files: Files) -> None:
     with Opened(browser, files["relu"], color_scheme="dark") as page:
         before = page.tab.evaluate("getComputedStyle(document.body).backgroundColor")
         page.tab.keyboard.press("t")
@@ -149,14 +157,14 @@ def test_the_theme_of_the_system(browser: Any, files: dict[str, Path]) -> None:
         assert page.tab.evaluate("getComputedStyle(document.body).backgroundColor") != before
 
 
-def test_text_without_scripts(browser: Any, files: dict[str, Path]) -> None:
+def test_text_without_scripts(browser: Any, files: Files) -> None:
     with Opened(browser, files["relu"], java_script_enabled=False) as page:
         assert page.tab.get_by_text("run_mm_relu(const float").is_visible()
         page.tab.locator("#passes summary").first.click()
         assert page.tab.locator("#passes details[open]").count() == 1
 
 
-def test_hostile_names(browser: Any, files: dict[str, Path]) -> None:
+def test_hostile_names(browser: Any, files: Files) -> None:
     with Opened(browser, files["hostile"]) as page:
         assert "broken" not in page.tab.title()
         assert page.tab.locator("img").count() == 0

@@ -54,7 +54,8 @@ def test_lines_are_linked_both_ways(name: str, target: str) -> None:
     assert_linked(*climbed(from_expression(EXPRESSIONS[name]), Request(target=target)))
 
 
-@pytest.mark.parametrize("target", ["cpu.avx512", "cuda.sm90"])
+@pytest.mark.parametrize("target", [
+    "cpu.avx512", pytest.param("cuda.sm90", marks=pytest.mark.slow)])
 def test_lines_of_a_training_step_are_linked_both_ways(target: str, tmp_path: Path) -> None:
     first, ladders = climbed(given(GPT2, tmp_path), Request(target=target, train=True))
     assert_linked(first, ladders)
