@@ -23,6 +23,7 @@ from rung.core.cost import Bound, bound
 from rung.core.op import Func, walk
 from rung.core.trace import Event
 from rung.frontends.torch import observed
+from rung.frontends.torch.graphs import obstacles
 from rung.kernel.ir import Alloc, For
 from rung.program import memory
 from rung.program.ir import KernelCall, Module
@@ -175,9 +176,22 @@ def _told(numbers: Data, reached: Reached) -> Iterator[str]:
            f"{counted(numbers['kernel_calls'], 'kernel call')}")
     if numbers["peak_bytes"] is not None:
         yield f"  holds at most {size(numbers['peak_bytes'])} beside its arguments"
+    yield from (f"  {x}" for x in replays(reached))
     if reached.hints:
         sizes = ", ".join(f"{name} = {value}" for name, value in reached.hints.items())
         yield f"  with {sizes}"
+
+
+def replays(reached: Reached) -> Iterator[str]:
+    """On a GPU, whether `mode="reduce-overhead"` can replay the graph, or what is against it; sizes
+    and addresses are known in calls alone."""
+    imported = reached.graph.imported
+    if imported is None or not reached.target.machine.threaded:
+        return
+    found = list(dict.fromkeys(obstacles(imported.func)))
+    more = f" (and {len(found) - 1} more)" if found[1:] else ""
+    yield "CUDA graphs: " + (f"declined, {found[0]}{more}" if found else
+                             'from the third call on, with mode="reduce-overhead"')
 
 
 # --- kernels

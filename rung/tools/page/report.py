@@ -136,7 +136,8 @@ def _graph(number: int, part: OneGraph) -> Data:
                   "kernels": [], "roofline": "", "passes": passes.steps(reached),
                   "saved": list(torch_side.saved(reached.graph.module)),
                   "decompositions": list(torch_side.decompositions(reached.graph.module)),
-                  "memory": None, "calls": len(imported.func.body.ops) - 1 if imported else 0}
+                  "memory": None, "replays": list(explain.replays(reached)),
+                  "calls": len(imported.func.body.ops) - 1 if imported else 0}
     if imported is None or "loop" not in reached.modules:
         return made
     limits = kernels.ceilings(reached.target.machine)
