@@ -253,8 +253,8 @@ def parser() -> CommandLine:
     explain.add_argument("--only", default="", metavar="A,B",
                          help=f"these sections, in full: {', '.join(SECTIONS)}")
     explain.add_argument("--html", type=_output, default="", metavar="FILE",
-                         help="write one page of all of it, which opens in a browser without a "
-                         "network: every rung, with what each line came from and became")
+                         help="write one page of all of it instead, which opens in a browser "
+                         "without a network: every rung, with what each line came from and became")
     explain.add_argument("--all", action="store_true", help="all sections in full")
     explain.add_argument("--again", action="append", default=[], metavar="EXPR",
                          help="call it again with these arguments, an expression such as "

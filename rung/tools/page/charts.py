@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from rung.core.cost import known
 from rung.program.memory import Plan
 from rung.tools.explain import size
-from rung.tools.page.kernels import Point
+from rung.tools.page.kernels import Point, Roof
 
 Spec = dict[str, object]
 CONFIG: Spec = {
@@ -37,16 +37,17 @@ def drawn(spec: Spec) -> str:
                   r'class="chart" width="\1" height="\2"', svg, count=1)
 
 
-def roofline(points: Sequence[Point], limits: Mapping[str, float], anchor: str) -> str:
-    """Operations a second over operations a byte, both logarithmic, under the machine's roof; a
+def roofline(points: Sequence[Point], roofs: Sequence[Roof], anchor: str) -> str:
+    """Operations a second over operations a byte, both logarithmic, under the machine's roofs; a
     kernel's point leads to the `anchor` with its name."""
     if not points:
         return ""
     low = min(0.05, *(p.intensity for p in points)) / 1.5
-    high = max(limits["f32"] / limits["memory"] * 4, *(p.intensity for p in points)) * 1.5
+    ridges = [r.operations / r.bytes * 4 for r in roofs]
+    high = max(*ridges, *(p.intensity for p in points)) * 1.5
     at = [low * (high / low) ** (n / 60) for n in range(61)]
-    roofs = [{"x": x, "y": min(limits["f32"], x * limits[kind]) / 1e9, "kind": kind}
-             for kind in ("memory", "cache") for x in at]
+    lines = [{"x": x, "y": min(r.operations, x * r.bytes) / 1e9, "kind": r.name}
+             for r in roofs for x in at]
     rows = [{"x": p.intensity, "y": p.rate / 1e9, "kernel": p.name,
              "when": "after fusion" if p.fused else "before", "href": f"#{anchor}{p.name}"
              if p.fused else "#kernels", "text": f"{p.name}: {p.seconds * 1e6:.2f} us, "
@@ -59,7 +60,7 @@ def roofline(points: Sequence[Point], limits: Mapping[str, float], anchor: str) 
     colour = {"field": "when", "scale": {"domain": ["before", "after fusion"], "range": [
         "var(--quiet)", "var(--accent)"]}}
     return drawn({"width": 620, "height": 280, "layer": [
-        {"data": {"values": roofs}, "mark": {"type": "line", "color": "var(--dim)",
+        {"data": {"values": lines}, "mark": {"type": "line", "color": "var(--dim)",
                                              "strokeWidth": 1.2},
          "encoding": {"x": x, "y": y, "strokeDash": {"field": "kind", "legend": {
              "symbolStrokeColor": "var(--dim)"}}}},

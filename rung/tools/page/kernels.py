@@ -161,9 +161,22 @@ def _point(name: str, fused: bool, least: Bound, seconds: float) -> Iterator[Poi
         yield Point(name, fused, work / moved, work / seconds, seconds)
 
 
-def ceilings(machine: Machine) -> dict[str, float]:
-    """The machine's limits, all cores: bytes a second, and operations a second of the fastest
-    kinds that the model counts with."""
-    shared = 1 + 0.8 * (machine.cores - 1)  # as the bound has it
-    return {"memory": machine.rates.memory * shared, "cache": machine.rates.cache * shared,
-            "f32": machine.rates.flops["f32"] * machine.cores}
+@dataclass(frozen=True)
+class Roof:
+    """A limit of all cores: bytes a second below the ridge, operations a second beyond it."""
+
+    name: str
+    bytes: float
+    operations: float
+
+
+def roofs(machine: Machine) -> list[Roof]:
+    """The machine's roofs: memory and cache under vector operations, and memory under the fastest
+    instructions, where those are faster."""
+    rates, shared = machine.rates, 1 + 0.8 * (machine.cores - 1)  # as the bound has it
+    best = max(rates.flops, key=lambda kind: rates.flops[kind])
+    found = [Roof("memory", rates.memory * shared, rates.flops["f32"] * machine.cores),
+             Roof("cache", rates.cache * shared, rates.flops["f32"] * machine.cores)]
+    if rates.flops[best] > rates.flops["f32"]:
+        found.append(Roof(best, rates.memory * shared, rates.flops[best] * machine.cores))
+    return found

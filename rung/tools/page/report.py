@@ -140,11 +140,11 @@ def _graph(number: int, part: OneGraph) -> Data:
                   "calls": len(imported.func.body.ops) - 1 if imported else 0}
     if imported is None or "loop" not in reached.modules:
         return made
-    limits = kernels.ceilings(reached.target.machine)
+    roofs = kernels.roofs(reached.target.machine)
     return made | {
         "numbers": explain.numbers_of(imported.func, reached.modules["loop"], reached),
         "kernels": kernels.kernels(reached), "memory": _memory(reached),
-        "roofline": Markup(charts.roofline(list(kernels.points(reached)), limits, anchor))}
+        "roofline": Markup(charts.roofline(list(kernels.points(reached)), roofs, anchor))}
 
 
 def _memory(reached: Reached) -> Data | None:

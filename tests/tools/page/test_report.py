@@ -14,6 +14,7 @@ from pages import CPU, LINELESS, RELU, given, hostile, relu
 
 from rung import cli
 from rung.core.errors import RungError
+from rung.targets.base import target
 from rung.tools import capture
 from rung.tools.explain import reached_by
 from rung.tools.given import Given, from_expression
@@ -59,6 +60,23 @@ def test_it_loads_nothing_and_names_each_rung() -> None:
                                   "plan", "source")} <= set(read.ids)
     assert len(read.ids) == len(set(read.ids))
     assert len(text) < 5e6
+
+
+@pytest.mark.parametrize("name", ["cuda.sm90", "toy"])
+def test_the_page_of_other_machines(name: str) -> None:
+    text = page(from_expression(RELU), Request(target=name))
+    assert f"on <b>{name}</b>" in text and 'id="kernel-0-mm_relu"' in text
+    words = {"cuda.sm90": "__global__", "toy": "dma.in"}
+    assert words[name] in re.sub("<[^>]*>", "", text)
+
+
+def test_roofs_are_those_of_the_machine() -> None:
+    for name in ("cpu.avx512", "cuda.sm90", "toy"):
+        machine = target(name).machine
+        found = {r.name: r for r in kernels.roofs(machine)}
+        assert found["cache"].bytes >= found["memory"].bytes >= machine.rates.memory
+        assert max(r.operations for r in found.values()) == machine.cores * max(
+            machine.rates.flops.values())
 
 
 def test_each_set_of_nodes_is_there() -> None:
