@@ -93,6 +93,12 @@ def _show(args: argparse.Namespace) -> str:
 def _explain(args: argparse.Namespace) -> Report:
     from rung.tools import explain
 
+    if args.html:
+        from rung.tools.page import report
+
+        Path(args.html).write_text(_of_a_function(args, report.page), encoding="utf-8")
+        print(f"rung: wrote {args.html}", file=sys.stderr)
+        return ""
     only = SECTIONS if args.all else tuple(x for x in args.only.split(",") if x)
     text, data = _of_a_function(args, partial(explain.report, only=only))
     return _as_asked(args, text, True, data)
@@ -247,6 +253,9 @@ def parser() -> CommandLine:
     _function_options(explain)
     explain.add_argument("--only", default="", metavar="A,B",
                          help=f"these sections, in full: {', '.join(SECTIONS)}")
+    explain.add_argument("--html", type=_output, default="", metavar="FILE",
+                         help="write one page of all of it instead, which opens in a browser "
+                         "without a network: every rung, with what each line came from and became")
     explain.add_argument("--all", action="store_true", help="all sections in full")
     explain.add_argument("--again", action="append", default=[], metavar="EXPR",
                          help="call it again with these arguments, an expression such as "

@@ -228,7 +228,7 @@ def _partial(kernel: Func, found: Sequence[Fold], axis: str, parts: int,
     needed = {id(x) for op in roots for x in (op, *behind(op, made))}
     for op in kernel.body.ops:
         if id(op) in needed:
-            copier.op(op)
+            copier.copy(op)
     for op in found:
         subs = (sym(part), *(sym(a) for a in _free(op)))
         for state in op.results:
@@ -296,10 +296,10 @@ def _continued(kernel: Func, scan: Fold, parts: int, space: Value) -> Func:
             term = copier.values[scan.args[0]]
             first = out.one(Map(MONOIDS[scan.carrier].combine, (before, term)))
             copier.values[scan.args[0]] = out.where((-sym(axis),), first, term)
-            copier.op(op)
+            copier.copy(op)
             copier.values[scan.args[0]] = term
         else:
-            copier.op(op)
+            copier.copy(op)
     whole = out.kernel(f"{kernel.name}_merge{parts}", [*kernel.params, space], kernel.outs)
     used = {v for op in whole.body.ops for v in op.operands()}
     return replace(whole, params=tuple(p for p in whole.params if p in used))
@@ -314,11 +314,13 @@ def _merge(kernel: Func, found: Sequence[Fold], parts: int, spaces: dict[Value, 
     for op in kernel.body.ops:
         if not isinstance(op, Fold) or op not in found:
             if not (isinstance(op, Store) and op.buf in stored):
-                copier.op(op)
+                copier.copy(op)
             continue
         subs = (sym(part), *(sym(a) for a in _free(op)))
         states = [out.one(Load(spaces[r], subs)) for r in op.results]
+        before = len(out.ops) - len(states)
         copier.values.update(zip(op.results, _merged(out, op, states, part), strict=True))
+        origins.follow_rest((r for x in out.ops[before:] for r in x.results), op.results)
     made = out.kernel(f"{kernel.name}_merge{parts}", [*kernel.params, *spaces.values()],
                       [v for v in kernel.outs if v not in stored])
     used = {v for op in made.body.ops for v in op.operands()}

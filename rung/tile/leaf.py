@@ -18,13 +18,14 @@ from rung.tile.nest import Spot
 from rung.tile.scope import Scope
 from rung.tile.states import collapse, fill, in_blocks, initial, over_copies, put, settle
 from rung.tile.stmt import Stmt
-from rung.tile.values import address, compute, is_zero, kept, note_bounds, value, within
+from rung.tile.values import address, compute, follow, is_zero, kept, note_bounds, value, within
 
 
 def emit(stmts: Sequence[Stmt], scope: Scope) -> None:
     """All statements of one leaf, in order."""
     note_bounds(scope)
     for n, s in enumerate(stmts):
+        before = len(scope.builder.ops)
         match s.kind:
             case "fold":
                 _fold(s, scope)
@@ -38,6 +39,7 @@ def emit(stmts: Sequence[Stmt], scope: Scope) -> None:
                 assert isinstance(s.op, loop.Store)
                 _read_before(s.op, stmts[n + 1:], scope)
                 _store(s, s.op, scope)
+        follow(scope, before, s.op.results or s.op.operands())
 
 
 # ---- stores
