@@ -152,7 +152,7 @@ def one_and_erf(func: Func) -> Rule:
     return rule
 
 
-# exp(x) -> exp_approx(x)             where that is rounded to 16 bits, or a term of a sum of weights
+# exp(x) -> exp_approx(x)             where that is rounded to 16 bits, or a weight of a sum
 def approximate_exp(func: Func) -> Rule:
     """The rule for `func`. The error is 2^-22 and |x| * 2^-23.7 of the result, which is 2^-17 at
     most; of exp(x - max x) it is 2^-22 of 1, and 1 is a term of their sum."""
