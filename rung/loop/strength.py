@@ -202,7 +202,8 @@ def short_places(func: Func) -> Rule:
 
     def rule(s: Sweep, op: Op) -> Value | None:
         found = label_at(s, op) if isinstance(op, Map) else None
-        if found is None or (extents[found[0]].const_value or MANY) >= MANY:
+        if found is None or isinstance(s.made.get(found[1]), IndexValue) or (
+                (extents[found[0]].const_value or MANY) >= MANY):
             return None
         axis, label = found
         held = s.make(Map("where", (is_inside(s, label, extents[axis]),
