@@ -77,7 +77,7 @@ def _weight(make: Make, x: Value, m: Value) -> Value:
 def is_weight(made: Mapping[Value, Op], value: Value, x: Value, m: Value) -> bool:
     """Whether `value` is exp(x - m)."""
     match made.get(value):
-        case Map("exp", (d,)):
+        case Map("exp" | "exp_approx", (d,)):
             match made.get(d):
                 case Map("sub", args):
                     return args == (x, m)

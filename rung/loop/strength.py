@@ -152,7 +152,7 @@ def one_and_erf(func: Func) -> Rule:
     return rule
 
 
-# exp(x) -> exp_approx(x)        where that is rounded to 16 bits, or a term of a sum of weights
+# exp(x) -> exp_approx(x)             where that is rounded to 16 bits, or a weight of a sum
 def approximate_exp(func: Func) -> Rule:
     """The rule for `func`. The error is 2^-22 and |x| * 2^-23.7 of the result, which is 2^-17 at
     most; of exp(x - max x) it is 2^-22 of 1, and 1 is a term of their sum."""
@@ -202,7 +202,8 @@ def short_places(func: Func) -> Rule:
 
     def rule(s: Sweep, op: Op) -> Value | None:
         found = label_at(s, op) if isinstance(op, Map) else None
-        if found is None or (extents[found[0]].const_value or MANY) >= MANY:
+        if found is None or isinstance(s.made.get(found[1]), IndexValue) or (
+                (extents[found[0]].const_value or MANY) >= MANY):
             return None
         axis, label = found
         held = s.make(Map("where", (is_inside(s, label, extents[axis]),

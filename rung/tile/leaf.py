@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from rung.core.expr import ZERO, Expr, sym
@@ -13,7 +13,6 @@ from rung.core.scalar import MONOIDS
 from rung.core.types import VecType
 from rung.kernel.ir import Apply, Combine, If, Load, Prefix, Store
 from rung.loop import ir as loop
-from rung.loop.carriers import Make
 from rung.tile.nest import Spot
 from rung.tile.scope import Scope
 from rung.tile.states import collapse, fill, in_blocks, initial, over_copies, put, settle
@@ -152,7 +151,7 @@ def _step(op: loop.Fold, state: tuple[Value, ...], xs: Sequence[Value], spot: Sp
     return (scope.builder.one(Apply(name, state[0], xs[0], xs[1], unit.name), state[0].name),)
 
 
-def _weighing(scope: Scope) -> Make:
+def _weighing(scope: Scope) -> Callable[[Op, str], Value]:
     """The builder's way to append an op; each exp in a step is the weight of a term of a sum, and
     1 is one of the weights."""
     one = scope.builder.one

@@ -103,3 +103,86 @@ def test_sizes_that_only_data_tell(fn: Callable[[Tensor], Tensor]) -> None:
         x = torch.randn(n, requires_grad=True)
         (want,), (found,) = (torch.autograd.grad(f(x).sum(), x) for f in (fn, compiled))
         torch.testing.assert_close(found, want)
+
+
+F = torch.nn.functional
+T = torch.arange(16) * 31
+LOSSES: dict[str, tuple[Function, list[tuple[int, torch.dtype]]]] = {
+    "f32": (lambda x, w: F.cross_entropy(x, T), [(16, torch.float32)] * 2 + [(1, torch.float32)]),
+    "bf16": (lambda x, w: F.cross_entropy(x.bfloat16(), T),
+             [(8192, torch.bfloat16)] + [(16, torch.float32)] * 2 + [(1, torch.bfloat16)]),
+    "bf16, in f32": (lambda x, w: F.cross_entropy(x.bfloat16().float(), T),
+                     [(8192, torch.bfloat16)] + [(16, torch.float32)] * 2 + [(1, torch.float32)]),
+    "of a product": (lambda x, w: F.cross_entropy(x @ w, T),
+                     [(8192, torch.float32)] + [(16, torch.float32)] * 2 + [(1, torch.float32)]),
+    "ignored classes": (lambda x, w: F.cross_entropy(x, T, ignore_index=31), [
+        (16, torch.float32)] * 2 + [(1, torch.float32)]),
+    "each row": (lambda x, w: F.cross_entropy(x, T, reduction="none"), [
+        (16, torch.float32)] * 2 + [(1, torch.float32)]),
+    "summed": (lambda x, w: F.cross_entropy(x, T, reduction="sum"), [
+        (16, torch.float32)] * 2 + [(1, torch.float32)]),
+    "weighted": (lambda x, w: F.cross_entropy(x, T, w[0].detach()), [
+        (512, torch.float32)] + [(16, torch.float32)] * 2 + [(1, torch.float32)]),
+    "smoothed": (lambda x, w: F.cross_entropy(x, T, label_smoothing=0.1), [
+        (16, torch.float32)] * 2 + [(1, torch.float32), (16, torch.bool), (1, torch.int64)]),
+    "in two dimensions": (lambda x, w: F.cross_entropy(x.view(2, 512, 8), T.view(2, 8)), [
+        (16, torch.float32)] * 2 + [(1, torch.float32)]),
+    "a softmax": (lambda x, w: (x @ w).softmax(-1).pow(2).sum(), [
+        (8192, torch.float32), (16, torch.float32), (16, torch.float32)]),
+    "weights of a product": (lambda x, w: (x @ w).softmax(-1) @ w, [(8192, torch.float32)])}
+"""Functions of [16, 512] and [512, 512], and what is kept: how many numbers of which type."""
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_logits_are_kept_with_two_numbers_a_row(name: str) -> None:
+    fn, want = LOSSES[name]
+    x, w = (torch.randn(n, 512, requires_grad=True) for n in (16, 512))
+    found = [(y.numel(), y.dtype) for y in kept(fn, x, w) if y.dtype is not torch.int64 or (
+        y.numel() == 1)]
+    assert sorted(found, key=str) == sorted(want, key=str)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_gradients_of_losses(name: str) -> None:
+    fn, _ = LOSSES[name]
+    args = [torch.randn(n, 512, requires_grad=True) for n in (16, 512)]
+    runs = [rung(fn)(*args), fn(*args)]
+    ours, eagers = (torch.autograd.grad(y, args, torch.ones_like(y), allow_unused=True)
+                    for y in runs)
+    half = "bf16" in name
+    torch.testing.assert_close(runs[0], runs[1], rtol=1e-2 if half else 1e-5, atol=1e-5)
+    for a, b in zip(ours, eagers, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-2 if half else 1e-4, atol=1e-4 if half else 1e-6)
+
+
+def test_few_classes_are_kept_as_they_are() -> None:
+    x = torch.randn(64, 10, requires_grad=True)
+    labels = torch.arange(64) % 10
+    found = kept(lambda x, _: F.cross_entropy(x, labels), x, x)
+    assert 640 in [y.numel() for y in found]
+
+
+def test_eagers_bits_need_eagers_softmax() -> None:
+    x = torch.randn(16, 512, requires_grad=True)
+    fn = torch.compile(lambda x: F.cross_entropy(x, T), backend="rung", options={
+        "precision": "eager", "strict": True})
+    for a, b in zip(*((y, *torch.autograd.grad(y, x)) for y in (fn(x), F.cross_entropy(x, T))),
+                    strict=True):
+        assert torch.equal(a, b)
+
+
+def test_rows_of_infinities_and_ignored_ones() -> None:
+    """NaN where eager has it, and nowhere else."""
+    x = torch.randn(16, 512)
+    x[1, 5], x[2, 7], x[3], x[4, 9] = -torch.inf, torch.nan, -torch.inf, torch.inf
+    labels = T.clone()
+    labels[5] = -100
+    for rows in (x, x[[0, 1, 5, 6]]):
+        here = labels[:len(rows)]
+        x1, x2 = (rows.clone().requires_grad_() for _ in range(2))
+        ours = rung(lambda x, t: F.cross_entropy(x, t, reduction="none"))(x1, here)
+        eagers = F.cross_entropy(x2, here, reduction="none")
+        torch.testing.assert_close(ours, eagers, equal_nan=True)
+        for y in (ours, eagers):
+            y.sum().backward()
+        torch.testing.assert_close(x1.grad, x2.grad, equal_nan=True, rtol=1e-4, atol=1e-6)

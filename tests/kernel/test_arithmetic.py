@@ -7,7 +7,7 @@ import pytest
 from kernel.test_prefix import func
 
 from rung.core.op import Func
-from rung.kernel.arithmetic import first_steps, fuse_products
+from rung.kernel.arithmetic import fill_loads, first_steps, fuse_products
 from rung.kernel.ir import run_kernel_ir
 
 MAPS = """\
@@ -103,3 +103,33 @@ kernel-ir k(a: f32[64,8], b: f32[64], c: f32[64]) -> y: f32[64]
     y[i] = sum
 """)
     assert str(first_steps(old)) == str(old)
+
+
+MASKED = """\
+kernel-ir k(a: f32[64], b: f32[64], c: f32[64]) -> y: f32[64]
+  unroll u<2
+  for i in 0..32 at thread
+    v = where(index({left}) >= 0, a[2*i+u | 50-2*i-u], {other}) : f32 over u<2
+    y[2*i+u] = v{rest}
+"""
+
+
+@pytest.mark.parametrize("other", ["-inf", "0.0", "inf"])
+def test_a_load_fills_in_what_is_put_in_its_place(other: str) -> None:
+    old = func(MASKED.format(left="50-2*i-u", other=other, rest=""))
+    new = fill_loads(old)
+    assert "where" not in str(new) and "index" not in str(new)
+    assert other == "0.0" or f"else {other}" in str(new)
+    np.testing.assert_array_equal(run(new), run(old))
+
+
+@pytest.mark.parametrize(("left", "other", "rest"), [
+    ("51-2*i-u", "-inf", ""), ("50-2*i-u", "3.0", ""), ("50-2*i-u", "-inf", " + a[2*i+u | 50-2*i-u]")])
+def test_other_loads_stay(left: str, other: str, rest: str) -> None:
+    """Under another mask, of another number, or read twice."""
+    text = MASKED.format(left=left, other=other, rest="")
+    if rest:
+        text = text.replace("    v = where(", "    t = a[2*i+u | 50-2*i-u] : f32 over u<2\n    v = where(")
+        text = text.replace(", a[2*i+u | 50-2*i-u],", ", t,").replace("= v", "= v + t")
+    old = func(text)
+    assert str(fill_loads(old)) == str(old)

@@ -60,6 +60,50 @@ def test_rules(before: str, after: str) -> None:
     assert body(simplify(func)) == [after]
 
 
+ONE_TERM = """\
+kernel f(x: f32[4,6], g: f32[4], n: i64[4]) -> y: f32[4]
+  s = fold add where({}) over j 6 : f32 over i acc f32
+  y[i] = s
+"""
+LABELS = [[0, 5, 2, 3], [-1, 6, 2**32, -2**63]]
+
+
+@pytest.mark.parametrize("labels", LABELS, ids=["inside", "outside"])
+@pytest.mark.parametrize("term", [
+    "index(j) == n[i], g[i], 0.0", "n[i] == index(j), x[i,j] * 2.0 + g[i], 0.0",
+    "index(j) == n[i], f32(index(j)) - x[i,j], 0.0"])
+def test_a_sum_of_one_term(term: str, labels: list[int]) -> None:
+    """Bit for bit, whatever stands at the other places."""
+    old = parse(ONE_TERM.format(term))
+    new = simplify(old, "eager")
+    assert "fold" not in str(new)
+    x = np.array([[np.nan, np.inf, -0.0, 1, -np.inf, np.nan]] * 4, np.float32)
+    for g in ([-0.0, np.nan, np.inf, 3], [1, -0.0, -0.0, -0.0]):
+        found = []
+        for func in (old, new):
+            arrays = {"x": x, "g": np.array(g, np.float32), "n": np.array(labels),
+                      "y": np.zeros(4, np.float32)}
+            with np.errstate(invalid="ignore"):
+                loop.run_kernel(func, {v.name: arrays[v.name] for v in (*func.params, *func.outs)})
+            found.append(arrays["y"])
+        np.testing.assert_array_equal(found[0], found[1])
+        np.testing.assert_array_equal(np.signbit(found[0]), np.signbit(found[1]))
+
+
+@pytest.mark.parametrize("term", [
+    "index(j) == n[i], g[i], 1.0", "index(j) == n[i], g[i], -0.0", "index(j) != n[i], g[i], 0.0",
+    "index(j) == index(j + 1), g[i], 0.0", "index(2*j) == n[i], g[i], 0.0",
+    "index(j) == n[i], x[i,5-j], 0.0", "index(j) < n[i], g[i], 0.0"])
+def test_sums_of_other_terms_stay(term: str) -> None:
+    assert "fold" in str(simplify(parse(ONE_TERM.format(term)), "eager"))
+
+
+def test_a_product_with_one_hot_stays() -> None:
+    """0 * inf is NaN."""
+    text = ONE_TERM.replace("where({})", "where(index(j) == n[i], g[i], 0.0) * x[i,j]")
+    assert "fold" in str(simplify(parse(text)))
+
+
 def test_eager_precision_keeps_roundings() -> None:
     func = parse("kernel f(x: f32[8]) -> y: f32[8]\n  y[i] = f32(round_bf16(x[i]))")
     assert body(simplify(func, "eager")) == ["y[i] = f32(round_bf16(x[i]))"]

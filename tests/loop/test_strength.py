@@ -1,4 +1,4 @@
-"""Reciprocals instead of divisions, and 1 + erf(x): where they stand, and that they are right."""
+"""Reciprocals instead of divisions, 1 + erf(x), a coarse exp and places in 32 bits: where they stand, and that they are right."""
 
 from __future__ import annotations
 
@@ -150,3 +150,42 @@ def test_eager_has_none_of_them(precision: str, found: bool) -> None:
     made = lower(graph.imported.func, target("cuda.sm90"), precision=precision)
     assert ("fma_f32(" in made.source) == found
     assert (" / 0x1.8000000000000p+1f" in made.source) != found
+
+
+LABELS = np.array([0, M - 1, -1, M, 2**32, 2**32 + 5, -2**63])
+
+
+@pytest.mark.parametrize("test", ["index(j) == n[i]", "n[i] == index(j)"])
+def test_places_are_compared_in_32_bits(test: str) -> None:
+    old = kernel("", f"where({test}, x[i,j], 0.5)")
+    new = reduce_strength(old, ("i32",))
+    assert "i32(index(j)) == where(" in str(new)
+    np.testing.assert_array_equal(run(new, n=LABELS), run(old, n=LABELS))
+
+
+def test_other_places_stay() -> None:
+    for text in ("index(j) == index(i)", "index(j) < n[i]", "index(2*j) == n[i]"):
+        old = kernel("", f"where({text}, x[i,j], 0.5)")
+        assert str(reduce_strength(old, ("i32",))) == str(old)
+
+
+@pytest.mark.parametrize(("before", "after"), [
+    (WEIGHTS, "bf16(e * s)"), ("", "bf16(exp(x[i,j]) - 1.0)"), ("", "f16(0.5 * exp(x[i,j]))")])
+def test_a_coarse_exp(before: str, after: str) -> None:
+    """One that is rounded to 16 bits, or whose sum is of weights."""
+    old = kernel(before, f"f32({after})")
+    new = reduce_strength(old, ("exp_approx",))
+    assert str(new).count("exp_approx(") == 1 and "= exp(" not in str(new)
+    np.testing.assert_array_equal(run(new), run(old))
+
+
+@pytest.mark.parametrize(("before", "after"), [
+    (WEIGHTS, "e / s"), ("", "exp(x[i,j])"),
+    (f"  s = fold add exp(x[i,j]) over j {M} : f32 over i acc f32\n", "s + x[i,j]"),
+    ("", "where(exp(x[i,j]) > 1.0, 1.0, f32(bf16(x[i,j])))"),
+    ("", "f32(bf16(sin(exp(x[i,j]))))"),
+    ("  e = exp(x[i,j]) : f32 over i,j\n", "f32(bf16(e)) + e")])
+def test_other_exps_stay(before: str, after: str) -> None:
+    """Of which all bits are written, compared or folded."""
+    old = kernel(before, after)
+    assert str(reduce_strength(old, ("exp_approx",))) == str(old)

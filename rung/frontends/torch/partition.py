@@ -75,9 +75,9 @@ def softmaxes_of_parts(graph: fx.Graph) -> None:
 
 
 def _dimension(softmax: fx.Node) -> int:
-    rank, dim = softmax.meta["val"].dim(), softmax.args[1]
-    assert isinstance(dim, int)
-    return int(dim % max(rank, 1))
+    dim, rank = softmax.args[1], softmax.meta["val"].dim()
+    assert isinstance(dim, int) and isinstance(rank, int)
+    return dim % rank
 
 
 def _written_out(node: fx.Node) -> fx.Node:
@@ -150,8 +150,8 @@ def made_again(graph: fx.Graph) -> None:
 
 
 def _calls_library(users: Iterable[fx.Node]) -> bool:
-    """Whether other operators than those computed in place read a tensor, itself or as a view:
-    those of a GPU may ask for rows that begin at multiples, which only gaps give."""
+    """Whether operators that are not computed in place read a tensor, itself or as a view: those
+    of a GPU may ask for rows that begin at multiples, which only gaps give."""
     return any(_calls_library(n.users) if is_view(n) else not _is_in_place(n) for n in users)
 
 

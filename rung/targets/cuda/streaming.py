@@ -81,12 +81,16 @@ class Stream:
     def vector(self, axis: str) -> int:
         """Elements of one wide access along an axis: the narrowest type's, 1 where there is no
         access along it or its rows are not aligned."""
-        widths = [dtype_of(op.buf.type).bytes for kind in (loop.Load, loop.Store)
-                  for op in self.accesses(kind) if loop.stride(op, axis) == 1]
-        n, extent = min(COPIES, BYTES // min(widths, default=BYTES)), loop.extents_of(self.kernel)
+        n, extent = self.widest(axis), loop.extents_of(self.kernel)
         while n > 1 and extent[axis].const_value is not None and extent[axis].const % n:
             n //= 2
         return n
+
+    def widest(self, axis: str) -> int:
+        """Elements of one wide access along an axis, if its rows were aligned."""
+        widths = [dtype_of(op.buf.type).bytes for kind in (loop.Load, loop.Store)
+                  for op in self.accesses(kind) if loop.stride(op, axis) == 1]
+        return min(COPIES, BYTES // min(widths, default=BYTES))
 
 
 def contiguous(op: Access) -> str | None:
@@ -106,7 +110,8 @@ def last(axes: list[str], axis: str) -> list[str]:
 
 # ---- pointwise
 def flat(s: Stream) -> Iterator[Axes]:
-    """One access a thread, which is as fast as copies get; short rows share a block."""
+    """One access a thread, which is as fast as copies get, or as many narrow ones as make up one;
+    short rows share a block."""
     axes = s.free
     stores = s.accesses(loop.Store)
     along = contiguous(stores[0]) if stores else None
@@ -122,7 +127,8 @@ def flat(s: Stream) -> Iterator[Axes]:
     if len(axes) > 1:
         others = min(threads // lanes, power(s.size(axes[-2])))
         splits[axes[-2]] = (("grid", None), ("thread", others))
-    splits[along] = (("grid", None), ("thread", lanes), ("reg", n))
+    more = s.widest(along) // n if s.size(along) >= 2 * lanes * s.widest(along) else 1
+    splits[along] = (("grid", None), ("reg", more), ("thread", lanes), ("reg", n))
     yield splits
 
 
@@ -169,7 +175,8 @@ def rows(s: Stream) -> Iterator[Axes]:
     if not fits and not scanned:
         again = any(lead in op.nest for op in s.accesses(loop.Store))
         for threads in (MOST, ONCE) if again else (ONCE,):
-            yield splits | {lead: (*lane, ("reg", 4), ("thread", threads), ("reg", n))}
+            deep = 4 * s.widest(lead) // n  # as many bytes in flight where accesses are narrow
+            yield splits | {lead: (*lane, ("reg", deep), ("thread", threads), ("reg", n))}
         return
     if loop.extents_of(s.kernel)[lead].const_value is not None and fits:
         lane = (("reg", -(-size // (threads * n))),)
