@@ -181,6 +181,52 @@ def test_reduce_overhead_gives_results_of_the_callers_own() -> None:
     assert [e for e in events if e.place == "graphs" and e.kind == "fired"]
 
 
+def test_reduce_overhead_captures_attention() -> None:
+    q, k, v = (randn(2, 8, 128, 64, dtype=torch.bfloat16) for _ in "qkv")
+
+    def fn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, k, v).float().sum(1)
+    run = torch.compile(fn, backend="rung", mode="reduce-overhead")
+    with trace.listen() as events, torch.no_grad():
+        for _ in range(4):
+            torch.testing.assert_close(run(q, k, v), fn(q, k, v), rtol=0.05, atol=0.05)
+    assert [e for e in events if e.place == "graphs" and e.kind == "fired"]
+
+
+def test_a_mask_that_hides_nothing_leaves_attention_to_a_fast_kernel() -> None:
+    q = randn(2, 8, 197, 64, dtype=torch.bfloat16)
+
+    def attend(q: torch.Tensor) -> torch.Tensor:
+        at = torch.arange(q.shape[2], device=q.device)
+        mask = (at[None, None, :, None] >= 0).expand(q.shape[0], -1, q.shape[2], q.shape[2])
+        return F.scaled_dot_product_attention(q, q, q, attn_mask=mask)
+    with trace.listen() as events, torch.no_grad():
+        got = compiled(attend, dynamic=False)(q)
+    torch.testing.assert_close(got, attend(q), rtol=0.02, atol=0.02)
+    assert [e for e in events if e.place == "masks" and e.kind == "fired"]
+
+
+@pytest.mark.parametrize("classes", [1001, 1000, 2050])
+@pytest.mark.parametrize("bias", [False, True])
+def test_products_of_rows_that_begin_at_odd_addresses(classes: int, bias: bool) -> None:
+    """Results, and gradients of a loss over them, for halves and under autocast."""
+    x, y = randn(512, 256), torch.randint(classes, (512,), device="cuda")
+    net = torch.nn.Linear(256, classes, bias).cuda()
+
+    def loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cuda", torch.bfloat16):
+            logits = net(x)
+        return F.cross_entropy(logits.float(), y)
+    parameters = list(net.parameters())
+    want = torch.autograd.grad(loss(x, y), parameters)
+    with trace.listen() as events:
+        got = torch.autograd.grad(compiled(loss)(x, y), parameters)
+    assert bool([e for e in events if e.place == "aligned"]) == (classes % 8 > 0)
+    for g, w in zip(got, want, strict=True):
+        torch.testing.assert_close(g, w, rtol=0.02, atol=2e-4)
+    agree(lambda x, w: x @ w.t(), x.bfloat16(), net.weight.detach().bfloat16())
+
+
 def test_reduce_overhead_trains() -> None:
     def losses(**how: Any) -> list[float]:
         torch.manual_seed(0)

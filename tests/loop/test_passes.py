@@ -270,13 +270,20 @@ def test_split_folds(make: Callable[[], Func], parts: int) -> None:
 
 
 @pytest.mark.parametrize("op, why", [
-    ("contract max add x[i,k], x[i,k]", "no sum of products"), ("scan add x[i,k]", "a scan runs")])
+    ("contract max add x[i,k], x[i,k]", "no sum of products")])
 def test_what_does_not_split(op: str, why: str) -> None:
     """Behind the end of the last part both inputs are 0, which a maximum of sums would see."""
-    over = "i,k" if "scan" in op else "i"
     kernel = parse(f"kernel f(x: f32[4,8]) -> y: f32[4,8]\n"
-                   f"  s = {op} over k 8 : f32 over {over} acc f32\n  y[i,k] = s")
+                   f"  s = {op} over k 8 : f32 over i acc f32\n  y[i,k] = s")
     with pytest.raises(Declined, match=why):
+        split_fold(kernel, "k", 3)
+
+
+def test_a_scan_splits_alone() -> None:
+    kernel = parse("kernel f(x: f32[4,8]) -> y: f32[4,8]\n"
+                   "  s = scan add x[i,k] over k 8 : f32 over i,k acc f32\n"
+                   "  t = fold add x[i,k] over k 8 : f32 over i acc f32\n  y[i,k] = s + t")
+    with pytest.raises(Declined, match="a scan runs"):
         split_fold(kernel, "k", 3)
 
 

@@ -25,6 +25,8 @@ Args = list[Any]
 Run = Callable[[Args], Sequence[Any]]
 PLAIN = 2  # calls before a capture: libraries set themselves up, autograd's threads start
 KEYS = 8  # graphs of one program
+STILL = ("param", "const")  # roles of what keeps its sizes
+FIXED = (*STILL, "mutated")  # of what is read, or written, where it is
 SMALL = 64 << 10  # bytes of an argument that is copied rather than told by its address
 RESULTS = 4 << 20  # bytes of all results; where there are more, launches hide behind the work
 
@@ -74,8 +76,7 @@ class CapturedProgram:
 
     def __init__(self, run: Run, func: Func, look: Callable[[], None]):
         self.run, self.name, self.look = run, func.name, look
-        self.still = [p.role in ("param", "const") for p in func.params]
-        self.fixed = [p.role in ("param", "mutated", "const") for p in func.params]
+        self.roles = [p.role for p in func.params]
         self.calls, self.captured = dict[Hashable, int](), dict[Hashable, CapturedGraph]()
         self.lock = Lock()
         self.stream: torch.cuda.Stream | None = None  # of the last replay
@@ -107,14 +108,14 @@ class CapturedProgram:
         """The sizes of tensors, the addresses of those that a graph reads where they are, and the
         numbers. A parameter keeps its sizes."""
         return tuple([
-            x if not isinstance(x, torch.Tensor) else x.data_ptr() if still
-            else (x.shape, x.stride(), x.data_ptr() if fixed or _bytes(x) > SMALL else 0)
-            for x, fixed, still in zip(args, self.fixed, self.still, strict=False)])
+            x if not isinstance(x, torch.Tensor) else x.data_ptr() if role in STILL
+            else (x.shape, x.stride(), 0 if _is_copied(x, role) else x.data_ptr())
+            for x, role in zip(args, self.roles, strict=False)])
 
     def capture(self, key: Hashable, args: Args) -> bool:
         """Capture a call with these arguments; whether that could be done."""
-        slots = {n: x.clone() for n, (x, fixed) in enumerate(zip(args, self.fixed, strict=False))
-                 if isinstance(x, torch.Tensor) and not fixed and _bytes(x) <= SMALL}
+        slots = {n: x.clone() for n, (x, role) in enumerate(zip(args, self.roles, strict=False))
+                 if isinstance(x, torch.Tensor) and _is_copied(x, role)}
         given = [slots.get(n, x) for n, x in enumerate(args)]
         graph, self.pool = torch.cuda.CUDAGraph(), self.pool or torch.cuda.graph_pool_handle()
         try:
@@ -147,6 +148,11 @@ class CapturedProgram:
         made = [args[r] if isinstance(r, int) else r.clone() for r in captured.results]
         args.clear()
         return tuple(made)
+
+
+def _is_copied(x: torch.Tensor, role: str) -> bool:
+    """Whether a graph reads a copy of an argument."""
+    return role not in FIXED and _bytes(x) <= SMALL
 
 
 def _bytes(x: torch.Tensor) -> int:
