@@ -74,5 +74,5 @@ $(READY): pyproject.toml
 	@$(PY) -m pip show --quiet torch 2>/dev/null \
 	  || $(PY) -m pip install $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) '$(TORCH)'
 	@$(PY) -c 'from importlib.metadata import version; print("torch==" + version("torch"))' > $(PINS)
-	$(PY) -m pip install --quiet -c $(PINS) -e '.[dev,demo]'
+	$(PY) -m pip install --quiet -c $(PINS) -e '.[dev,demo,page,browser]'
 	@touch $@

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
-from rung.core.config import Settings
+from rung.core.config import Settings, by_table
 from rung.core.errors import RungError
 from rung.core.options import Options
 from rung.targets import TARGETS
@@ -86,12 +86,19 @@ def _code(error: Exception) -> int:
 def _show(args: argparse.Namespace) -> str:
     from rung.tools import show
 
+    by_table()
     return _of_a_function(args, show.show)
 
 
 def _explain(args: argparse.Namespace) -> Report:
     from rung.tools import explain
 
+    if args.html:
+        from rung.tools.page import report
+
+        Path(args.html).write_text(_of_a_function(args, report.page), encoding="utf-8")
+        print(f"rung: wrote {args.html}", file=sys.stderr)
+        return ""
     only = SECTIONS if args.all else tuple(x for x in args.only.split(",") if x)
     text, data = _of_a_function(args, partial(explain.report, only=only))
     return _as_asked(args, text, True, data)
@@ -135,7 +142,7 @@ def _doctor(args: argparse.Namespace) -> Report:
     from rung.tools import doctor
 
     with redirect_stdout(sys.stderr):
-        found = doctor.doctor()
+        found = doctor.calibrated() if args.calibrate else doctor.doctor()
     return _as_asked(args, *found)
 
 
@@ -246,6 +253,9 @@ def parser() -> CommandLine:
     _function_options(explain)
     explain.add_argument("--only", default="", metavar="A,B",
                          help=f"these sections, in full: {', '.join(SECTIONS)}")
+    explain.add_argument("--html", type=_output, default="", metavar="FILE",
+                         help="write one page of all of it instead, which opens in a browser "
+                         "without a network: every rung, with what each line came from and became")
     explain.add_argument("--all", action="store_true", help="all sections in full")
     explain.add_argument("--again", action="append", default=[], metavar="EXPR",
                          help="call it again with these arguments, an expression such as "
@@ -277,8 +287,10 @@ def parser() -> CommandLine:
     certify.add_argument("--train", action="store_true", help="compare gradients too")
     _target_option(certify, "")
     _fuzz_options(_command(commands, "fuzz", "look for random programs that come out wrong", _fuzz))
-    _json_option(_command(commands, "doctor", "tell whether this machine has what rung needs",
-                          _doctor))
+    doctor = _command(commands, "doctor", "tell whether this machine has what rung needs", _doctor)
+    doctor.add_argument("--calibrate", action="store_true",
+                        help="measure this CPU again with the threads that there are, and show it")
+    _json_option(doctor)
     _bench_options(_command(commands, "bench", "measure against eager and Inductor", _bench))
     return made
 

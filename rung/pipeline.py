@@ -226,6 +226,12 @@ def _first_steps(kernel: Func, context: Context) -> Func:
     return arithmetic.first_steps(kernel) if few else kernel
 
 
+def _fill_loads(kernel: Func, context: Context) -> Func:
+    """Loads that fill in what folds leave out, where masked steps do so."""
+    masked = context.machine.threaded and not is_library(kernel)
+    return arithmetic.fill_loads(kernel) if masked else kernel
+
+
 def _multiply_add(kernel: Func, context: Context) -> Func:
     fused = "fma" in _forms(context) and not is_library(kernel)
     return arithmetic.fuse_products(kernel) if fused else kernel
@@ -246,7 +252,8 @@ def _split(module: Module, context: Context) -> Module:
     def price(kernel: Func) -> tuple[float, float]:
         cost = _choice(kernel, context).price
         return cost.seconds, cost.cores if kernel not in own else context.machine.cores
-    return split.split(module, price, context.machine.cores, context.machine.rates)
+    machine = context.machine
+    return split.split(module, price, machine.cores, machine.rates, not machine.threaded)
 
 
 PASSES = (
@@ -302,6 +309,8 @@ PASSES = (
          "the mapping says all that this needs"),
     Pass("kernel", "first_steps", _kernels(_first_steps), "reassociates",
          "once the steps of folds are ops"),
+    Pass("kernel", "fill_loads", _kernels(_fill_loads), "exact",
+         "before products are fused, after which steps look otherwise"),
     Pass("kernel", "multiply_add", _kernels(_multiply_add), "changes-values",
          "on the products and sums that are left"),
     Pass("kernel", "alike", _alike, "exact",

@@ -19,6 +19,7 @@ if "RUNG_CACHE_DIR" not in os.environ:  # before anything reads it; workers of x
     os.environ["RUNG_CACHE_DIR"] = tempfile.mkdtemp(prefix="rung-tests-")
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 os.environ.pop("OMP_WAIT_POLICY", None)  # prices, and so mappings, follow it
+os.environ.setdefault("RUNG_CALIBRATE", "0")  # the same prices everywhere
 os.environ.setdefault("RUNG_FRESH", "1")  # tests look at the passes
 
 from rung.core import config

@@ -38,6 +38,10 @@ def vector(n: int, dtype: torch.dtype) -> list[torch.Tensor]:
     return [torch.randn(n).to(dtype)]
 
 
+def running(x: torch.Tensor) -> torch.Tensor:
+    return torch.cumsum(x, 0)
+
+
 def narrow(n: int, dtype: torch.dtype) -> list[torch.Tensor]:
     return [torch.randint(-8, 9, (n, 4)).to(dtype)]  # any order of float32 sums of these is exact
 
@@ -52,7 +56,8 @@ LONG: dict[str, tuple[Callable[..., Any], Make, tuple[int, int]]] = {
     "largest": (largest, vector, (1 << 20, (1 << 20) - 3)),
     "mean": (mean, vector, (1 << 20, (1 << 20) - 3)),
     "columns": (columns, narrow, (1 << 20, (1 << 20) - 3)),
-    "attend": (attend, cached, (8192, 8191))}
+    "attend": (attend, cached, (8192, 8191)),
+    "running": (running, vector, (1 << 16, (1 << 16) - 3))}
 
 
 @pytest.fixture

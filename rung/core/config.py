@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,7 @@ class Settings:
     keep: Path | None = None
     fresh: bool = False
     asleep: bool = False
+    calibrate: bool | None = None  # None: what is only looked at does without
 
     @staticmethod
     def from_environment() -> Settings:
@@ -96,6 +97,8 @@ VARIABLES = (  # a later one of the same setting wins
              _switch),
     Variable("RUNG_KEEP", "keep", "a folder for generated sources and reproducers",
              "sources are not kept", _folder),
+    Variable("RUNG_CALIBRATE", "calibrate", "0 takes a table of this CPU's family instead of "
+             "measuring it once", "1; 0 for `rung show`", _switch),
     Variable("OMP_WAIT_POLICY", "asleep", "passive: threads sleep while they wait, so that only "
              "long kernels are shared among them", "they spin", lambda x: x.lower() == "passive"),
 )
@@ -112,4 +115,15 @@ def _default_cache(environment: Mapping[str, str]) -> Path:
 
 @cache
 def _from_environment() -> Settings:
-    return Settings.read(os.environ)
+    return replace(Settings.read(os.environ), **_given)
+
+
+_given: dict[str, Any] = {}
+
+
+def by_table() -> None:
+    """From here on this process measures no CPU unless the user asks for it: what it prints is the
+    same each time."""
+    if Settings.from_environment().calibrate is None:
+        _given["calibrate"] = False
+        _from_environment.cache_clear()

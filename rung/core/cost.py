@@ -44,7 +44,8 @@ class Bound:
                 f"recompute {self.recompute:.3g}, parallel {self.parallel:.3g}")
 
 
-_memo: WeakKeyDictionary[Func, dict[tuple[str, HintKey], Bound]] = WeakKeyDictionary()
+_memo: WeakKeyDictionary[Func, dict[tuple[int, HintKey], tuple[Machine, Bound]]] = (
+    WeakKeyDictionary())
 HintKey = tuple[tuple[str, int], ...]
 
 
@@ -57,11 +58,11 @@ def known(size: Expr, hints: Mapping[str, int]) -> int:
 
 def bound(kernel: Func, machine: Machine, hints: Mapping[str, int] | None = None) -> Bound:
     """The least time that `kernel` can take; symbolic sizes are `hints` or 512."""
-    key = machine.name, tuple(sorted((hints or {}).items()))
+    key = id(machine), tuple(sorted((hints or {}).items()))  # which is kept, so that it stays its
     table = _memo.setdefault(kernel, {})
     if key not in table:
-        table[key] = _Count(kernel, machine, hints or {}).bound()
-    return table[key]
+        table[key] = machine, _Count(kernel, machine, hints or {}).bound()
+    return table[key][1]
 
 
 class _Count:
@@ -90,10 +91,14 @@ class _Count:
         rates, cores = self.machine.rates, self.machine.cores
         parallel = self._parallel()
         idle = cores / min(cores, max(parallel, 1))
-        compute = (seconds + 2 * ops / rates.flops["f32"]) * idle / cores  # rates are a core's
-        shared = 1 + 0.8 * (cores - 1)  # the memory of two cores is 1.8 times as fast
-        traffic = (memory / rates.memory + cache / rates.cache) * min(idle, shared) / shared
-        top = max(compute, traffic)
+        alone = seconds + 2 * ops / rates.flops["f32"]  # rates are a core's
+        compute = alone * idle / cores / (rates.scale if idle < cores else 1.0)
+        moved = memory / rates.memory + cache / rates.cache
+        shared = self.machine.spaces[-1].together(cores) if self.machine.spaces else cores
+        traffic = moved * min(idle, shared) / shared
+        top = max(compute, traffic) + (rates.fork if cores > 1 else 0.0)
+        if cores > 1 and max(alone, moved) < top:
+            compute, traffic, top = alone, moved, max(alone, moved)
         reason = "launch" if top < rates.launch else "compute" if compute > traffic else "memory"
         repeats = max((self.repeats.get(n, 1) for n, w in work.items() if w), default=1)
         return Bound(memory, cache, flops, ops, repeats, parallel, top + rates.launch, reason)

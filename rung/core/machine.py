@@ -25,7 +25,8 @@ class Level:
 
 @dataclass(frozen=True)
 class Space:
-    """A memory space: capacity in bytes, rate in bytes a second, whom it belongs to (a level).
+    """A memory space: capacity in bytes, a core's rate in bytes a second, whom it belongs to (a
+    level), and the rate of all cores together (0: not known).
 
     `atomics` are the updates, each a monoid and an element type, that it makes in one step, so that
     threads and blocks may meet at an element.
@@ -37,6 +38,32 @@ class Space:
     owner: str = ""
     explicit: bool = False  # a scratchpad: nothing is there that a mover did not bring
     atomics: tuple[tuple[str, str], ...] = ()
+    most: float = 0.0
+
+    def together(self, cores: float) -> float:
+        """How many times the rate of one core so many have together; where nothing is known, each
+        further one adds 0.8."""
+        if self.owner:
+            return cores
+        return min(cores, self.most / self.rate) if self.most else 1 + 0.8 * (cores - 1)
+
+
+@dataclass(frozen=True)
+class Reach:
+    """What a library call reaches: shares of the f32 peak of all cores, and of the rate at which
+    these read memory where it has only a few rows; and seconds of a call that does nothing."""
+
+    peak: float
+    stream: float
+    dispatch: float
+
+
+@dataclass(frozen=True)
+class Issue:
+    """What a core's instructions cost, in vector operations."""
+
+    latency: float = 8.0  # that could start while one result is awaited
+    load: float = 0.5  # of a broadcast from the nearest cache
 
 
 @dataclass(frozen=True)
@@ -45,7 +72,7 @@ class Rates:
 
     `forms` are scalar functions that cost less than what they can replace: see `loop/strength.py`
     and `kernel/arithmetic.py`. Memory has its rate where a core has asked for `flight` bytes, in
-    runs of at least `sector`.
+    runs of at least `sector`. `reach` has the library calls by atom and dtype.
     """
 
     memory: float
@@ -58,6 +85,9 @@ class Rates:
     flight: int = 0
     sector: int = 1
     part: int = 256  # steps of a fold that are worth a part of their own
+    scale: float = 1.0  # of its operations/s a core keeps while all compute
+    issue: Issue = Issue()
+    reach: dict[str, Reach] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,16 @@ way to a node's result names that node only, so a part keeps all nodes that shar
 
 No pass decides by this table: kernels depend on structure only, and a user's line that moves still
 hits the cache.
+
+Values inside of kernels have origins under `followed()` alone: that takes time, and each call then
+has a kernel of its own until equal ones are merged under their final names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -42,12 +47,36 @@ Part = tuple[Origin, ...]  # nodes of each of which a value is an intermediate
 Entry = Origin | Part
 
 _table: WeakKeyDictionary[Value, tuple[Entry, ...]] = WeakKeyDictionary()
+_absorbed: WeakKeyDictionary[Value, Part] = WeakKeyDictionary()
 _copies: WeakKeyDictionary[Value, Mapping[Origin, Origin]] = WeakKeyDictionary()
+
+
+_following: ContextVar[bool] = ContextVar("rung_origins_followed", default=False)
+
+
+@contextmanager
+def followed() -> Iterator[None]:
+    """What the enclosed code compiles has origins inside of kernels too."""
+    token = _following.set(True)
+    try:
+        yield
+    finally:
+        _following.reset(token)
+
+
+def following() -> bool:
+    """Whether origins are kept inside of kernels."""
+    return _following.get()
 
 
 def of(value: Value) -> tuple[Origin, ...]:
     """Origins of a value, in the order of the graph."""
     return of_all([value])
+
+
+def with_absorbed(value: Value) -> tuple[Origin, ...]:
+    """Origins of a value, and of those that it is in place of."""
+    return tuple(dict.fromkeys((*of(value), *_absorbed.get(value, ()))))
 
 
 def of_all(values: Iterable[Value]) -> tuple[Origin, ...]:
@@ -70,10 +99,34 @@ def record(value: Value, entries: Iterable[Entry]) -> None:
 
 def derive(new: Iterable[Value], old: Iterable[Value]) -> None:
     """`new` values inherit the origins of `old` ones beside their own."""
+    old = [*old]
     found = dict.fromkeys(e for v in old for e in _table.get(v, ()))
     if found:
         for value in new:
             record(value, found)
+            if following():
+                absorb(value, *old)
+
+
+def absorb(kept: Value, *gone: Value) -> None:
+    """`kept` is in place of values that are not computed: `x` of `x * 1`."""
+    if following():
+        known = _absorbed.get(kept, ())
+        _absorbed[kept] = tuple(dict.fromkeys((*known, *(
+            o for v in gone for o in (*of(v), *_absorbed.get(v, ()))))))
+
+
+def follow(new: Iterable[Value], old: Iterable[Value]) -> None:
+    """Inside of a kernel: `new` values inherit the origins of `old` ones."""
+    if following():
+        derive(new, old)
+
+
+def follow_rest(new: Iterable[Value], old: Iterable[Value]) -> None:
+    """Inside of a kernel: those of the `new` values that have no origins inherit those of `old`
+    ones, on the way to which they were made."""
+    if following():
+        derive((v for v in new if v not in _table), old)
 
 
 def derive_parts(new: Iterable[Value], old: Iterable[Value]) -> None:
@@ -98,11 +151,18 @@ def note_copy(results: Iterable[Value], nodes: Mapping[Origin, Origin]) -> None:
         _copies[value] = nodes
 
 
+def copies(values: Iterable[Value]) -> Mapping[Origin, Origin]:
+    """The nodes that results of a layer's copy compute, by those of the layer."""
+    return next((_copies[v] for v in values if v in _copies), {})
+
+
 def derive_copy(new: Iterable[Value], old: Iterable[Value], results: Iterable[Value]) -> None:
     """`new` values are those of a layer, `old`, in the copy that gives `results`."""
-    nodes: Mapping[Origin, Origin] = next((_copies[v] for v in results if v in _copies), {})
+    nodes = copies(results)
 
     def translated(e: Entry) -> Entry:
         return nodes.get(e, e) if isinstance(e, Origin) else tuple(nodes.get(o, o) for o in e)
     for value, source in zip(new, old, strict=True):
         record(value, map(translated, _table.get(source, ())))
+        if source in _absorbed:
+            _absorbed[value] = tuple(nodes.get(o, o) for o in _absorbed[source])

@@ -38,6 +38,8 @@ def _rewrite(block: Block, rule: Rule, builder: Builder, values: dict[Value, Val
         read = {v for made in builder.ops[mark:] for v in made.operands()}
         origins.derive(made, (*old.results, *(v for v in op.operands() if v not in read)))
         values.update(zip(old.results, new, strict=True))
+        for result, gone in zip(new, old.results, strict=True):
+            origins.absorb(result, gone)
     if len(builder.ops) == len(block.ops) and all(
             a is b for a, b in zip(builder.ops, block.ops, strict=True)):
         return block

@@ -1,4 +1,4 @@
-"""Fewer instructions for the steps of folds, and for products that are added.
+"""Fewer instructions for the steps of folds, for what loads mask, and for products that are added.
 
     sum = fill 0.0
     p = x * x                       ->      p = x * x
@@ -15,14 +15,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Mapping
+from dataclasses import replace
+from math import inf
 from typing import TypeGuard
 
+from rung.core.expr import Expr
 from rung.core.op import Block, Builder, Func, Op, Value, walk
-from rung.core.ops import Cast, LoadBase, Map
+from rung.core.ops import Cast, Const, LoadBase, Map
 from rung.core.rewrite import rewrite
 from rung.core.scalar import MONOIDS, SCALARS
 from rung.core.types import dtype_of
-from rung.kernel.ir import Fill
+from rung.kernel.ir import Fill, KernelIndex, Load
+
+SCALAR_OPS = (Fill, Const, KernelIndex, Map)
 
 
 def first_steps(func: Func) -> Func:
@@ -46,6 +51,43 @@ def first_steps(func: Func) -> Func:
 def _is_identity(fn: str, fill: Fill | None) -> bool:
     monoid = next((m for m in MONOIDS.values() if m.combine == fn), None)
     return bool(fill and monoid and fill.value == monoid.identity(dtype_of(fill.result.type)))
+
+
+def fill_loads(func: Func) -> Func:
+    """`func` where a load has the value that its only reader puts in place of what it masks.
+
+        v = where(index(n-1-i) >= 0, f32(x[i | n-1-i]), -inf)   ->   v = f32(x[i | n-1-i else -inf])
+    """
+    made = {r: op for op in walk(func.body) for r in op.results}
+    read = Counter(v for op in walk(func.body) for v in op.operands())
+    fills, gone = dict[Value, float](), set[Value]()
+    for op in made.values():
+        match op:
+            case Map("where", (inside, v, other)):
+                load, number = made.get(v), made.get(other)
+                while isinstance(load, Cast) and read[load.result] == 1 and load.dtype.is_float:
+                    load = made.get(load.x)
+                if (isinstance(load, Load) and isinstance(number, Const) and read[load.result] == 1
+                        and number.value in (0.0, inf, -inf) and _tests(made, inside) == load.mask):
+                    fills[load.result] = number.value
+                    gone.add(op.result)
+
+    def rule(op: Op, builder: Builder) -> tuple[Value, ...] | None:
+        if isinstance(op, Load) and op.result in fills:
+            return builder.add(replace(op, fill=fills[op.result], results=()), op.result.name)
+        return (op.args[1],) if isinstance(op, Map) and op.result in gone else None
+
+    return _without_unread(rewrite(func, rule)) if gone else func
+
+
+def _tests(made: Mapping[Value, Op], value: Value) -> tuple[Expr, ...]:
+    """The expression that is not below 0 where `value` is true; () where that is unknown."""
+    match made.get(value):
+        case Map("ge", (index, zero)):
+            place, number = made.get(index), made.get(zero)
+            if isinstance(place, KernelIndex) and isinstance(number, Const) and not number.value:
+                return (place.expr,)
+    return ()
 
 
 def fuse_products(func: Func) -> Func:
@@ -100,11 +142,14 @@ def _fused(op: Map, product: Map, builder: Builder) -> tuple[Value, ...] | None:
 
 
 def _without_unread(func: Func) -> Func:
-    """Without the fills and products that nothing reads, in nested blocks too."""
-    read = {v for op in walk(func.body) for v in op.operands()}
-    gone: set[Op] = {op for op in walk(func.body) if (isinstance(op, Fill) or _is_product(op))
-            and op.result not in read}
-    return func.with_ops(_without(func.body, gone).ops) if gone else func
+    """Without the numbers, indices and functions that nothing reads, in nested blocks too."""
+    while True:
+        read = {v for op in walk(func.body) for v in op.operands()}
+        gone: set[Op] = {op for op in walk(func.body) if isinstance(op, SCALAR_OPS)
+                         and op.result not in read}
+        if not gone:
+            return func
+        func = func.with_ops(_without(func.body, gone).ops)
 
 
 def _without(block: Block, gone: set[Op]) -> Block:

@@ -51,6 +51,9 @@ def canonical(module: Module, title: Callable[[Sequence[Origin]], str] = lambda 
                     new += "_" + sha256(text.encode()).hexdigest()[:6]
                 taken.add(new)
                 known[text] = replace(plain, name=new)
+            for kept, gone in zip(known[text].body.ops, plain.body.ops, strict=True):
+                for one, other in zip(kept.results, gone.results, strict=True):
+                    origins.follow([one], [other])
             made[name] = known[text], order
         return made[name]
 

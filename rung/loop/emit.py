@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rung.core import origins
 from rung.core.errors import RungError
 from rung.core.expr import Expr, Sym, sym
 from rung.core.op import Builder, Effect, Func, Names, Op, Value
@@ -122,7 +123,17 @@ class Copier:
 
     def ops(self, ops: Iterable[Op]) -> None:
         for op in ops:
-            self.op(op)
+            self.copy(op)
+
+    def copy(self, op: Op) -> None:
+        """Copy one op and follow its origins: what else it is made of is part of it."""
+        before = len(self.out.ops)
+        self.op(op)
+        if not origins.following():
+            return
+        origins.derive((self.values[r] for r in op.results), op.results)
+        origins.follow_rest((r for new in self.out.ops[before:] for r in new.results),
+                            op.results or op.operands())
 
     def op(self, op: Op) -> tuple[Value, ...]:
         """Copy one op and enter its results in `values`. An unchanged op is kept."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from rung.core import origins
 from rung.core.op import Func, Op, Value, made_by
 from rung.core.ops import Map
 from rung.loop.carriers import CARRIERS, PEAK, Carrier, is_weight
@@ -77,7 +78,7 @@ def merge(kernel: Func) -> Func:
         if isinstance(op, Store):
             for value in op.operands():
                 copier.want(value)
-            copier.op(op)
+            copier.copy(op)
     return out.kernel(kernel.name, kernel.params, kernel.outs)
 
 
@@ -146,7 +147,7 @@ class _Merging(Copier):
         op = self.made[value]
         for v in op.operands():
             self.want(v)
-        self.op(op)
+        self.copy(op)
 
     def fold(self, group: Group) -> None:
         inputs = group.inputs()
@@ -157,7 +158,10 @@ class _Merging(Copier):
                       args=tuple(self.values[v] for v in inputs))
         states = self.out.add(new, "max", "sum", "out")
         self.values.update(zip(group.results(), states, strict=True))
+        for state, old in zip(states, group.results(), strict=True):
+            origins.follow([state], [old])
         for op, _, divided in group.weighted:
             if divided:
                 self.values[op.result] = self.out.one(
                     Map("div", (self.values[op.result], states[1])))
+                origins.follow([self.values[op.result]], [op.result])

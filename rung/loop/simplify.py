@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from rung.core.expr import Expr
 from rung.core.op import Func, Op, Value
 from rung.core.ops import Cast, Const, IndexValue, Map
 from rung.core.scalar import SCALARS, cast
@@ -220,5 +221,69 @@ def written_out(s: Sweep, op: Op) -> Value | None:
     return None
 
 
+# fold add where(index(j) == l, a[j], 0) over j < n -> where(0 <= l < n, a[l], 0) + 0.0
+# (each other term is 0.0, whatever a[j] is; so is the sum where a[l] is -0.0)
+def one_term(s: Sweep, op: Op) -> Value | None:
+    match op:
+        case Fold("add", (x,), axis, extent, product="", prefix=False):
+            made = s.made.get(x)
+            if not (isinstance(made, Map) and made.fn == "where"):
+                return None
+            hit, value, rest = made.args
+            found = label_at(s, s.made.get(hit))
+            if found is None or found[0] != axis or not _is_plus_zero(s, rest):
+                return None
+            inside, label = is_inside(s, found[1], extent), found[1]
+            at = s.make(Map("where", (inside, label, s.make(Const(0, I64)))))
+            term = _element(s, value, axis, at)
+            if term is None:
+                return None
+            term = s.make(Map("where", (inside, term, rest)))
+            return s.make(Map("add", (term, rest))) if op.acc.is_float else term
+    return None
+
+
+def label_at(s: Sweep, op: Op | None) -> tuple[str, Value] | None:
+    """An axis and the number that its places are compared with, which does not vary over it."""
+    if isinstance(op, Map) and op.fn == "eq" and dtype_of(op.args[0].type) is I64:
+        for place, label in (op.args, op.args[::-1]):
+            index = s.made.get(place)
+            if isinstance(index, IndexValue) and str(index.expr) in s.out.axes and (
+                    str(index.expr) not in axes_of(label.type)):
+                return str(index.expr), label
+    return None
+
+
+def is_inside(s: Sweep, label: Value, extent: Expr) -> Value:
+    """Whether a number is a place of an axis."""
+    low = s.make(Map("ge", (label, s.make(Const(0, I64)))))
+    return s.make(Map("and", (low, s.make(Map("lt", (label, s.make(IndexValue(extent))))))))
+
+
+def _is_plus_zero(s: Sweep, x: Value) -> bool:
+    made = s.made.get(x)
+    k = s.number(made.x if isinstance(made, Cast) else x)
+    return k is not None and str(k) in ("0", "0.0")
+
+
+def _element(s: Sweep, value: Value, axis: str, at: Value) -> Value | None:
+    """`value` where `axis` is the number `at`; None where that is no read of one element."""
+    if axis not in axes_of(value.type):
+        return value
+    wanted, ops = {value}, list[Op]()
+    for op in reversed(s.out.ops):
+        if wanted.intersection(op.results) and axis in op.nest:
+            wanted.update(op.operands())
+            ops.insert(0, op)
+    if any(isinstance(op, Fold) for op in ops):
+        return None
+    copier = Copier(s.out, {axis: at}, {v: v for op in s.out.ops for v in op.operands()})
+    try:
+        copier.ops(ops)
+    except Declined:
+        return None
+    return copier.values[value]
+
+
 RULES: tuple[Rule, ...] = (of_cast, constant_index, identity_operand, of_where, idempotent,
-                           folded_constant, written_out)
+                           folded_constant, written_out, one_term)

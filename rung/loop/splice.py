@@ -88,7 +88,7 @@ class _Splice:
             if isinstance(op, Load) and op.buf in buffers:
                 copier.values[op.result] = self.instance(op, buffers[op.buf], copier)
             else:
-                copier.op(op)
+                copier.copy(op)
         return self.finish()
 
     def declare(self, table: dict[Value, Value], value: Value, buffer: Value) -> Value:
@@ -194,7 +194,7 @@ class _Splice:
             if op in rows:
                 copier.values |= self.row(op, rows[op], table, mask)
             else:
-                copier.op(op)
+                copier.copy(op)
         return copier.values[store.value]
 
     def row(self, op: Op, axes: dict[str, Sub], table: dict[Value, Value], mask: tuple[Expr, ...]

@@ -6,8 +6,9 @@
 The partial kernel has a further parallel axis p; the merge kernel is the old one with the fold
 replaced by the carrier's merge of the states. What a kernel stores along the axis without waiting
 for the fold, as a norm's backward pass does for each row beside sums over rows, the parts store:
-they read that once. Reassociates. Legality is `can_split`, policy `plan` (idle cores, and prices),
-mechanism `split_fold`.
+they read that once. A scan is split so too: the second kernel scans each part again, on top of what
+the parts before it come to. Reassociates. Legality is `can_split`, policy `plan` (idle cores, and
+prices), mechanism `split_fold`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from rung.core.expr import ZERO, Expr, sym
 from rung.core.machine import Rates
 from rung.core.op import Func, Op, Value, made_by
 from rung.core.ops import Cast, Const, Map
-from rung.core.types import TensorType, axes_of, dtype_of
+from rung.core.scalar import MONOIDS
+from rung.core.types import TensorType, axes_of, axes_type, dtype_of
 from rung.loop.emit import Copier, Declined, Emitter
 from rung.loop.ir import Fold, Load, Store, extents_of, folds, reductions
 from rung.loop.merge_folds import merge
@@ -48,7 +50,8 @@ def can_split(kernel: Func, axis: str) -> Reason | None:
     made = made_by(kernel)
     if not found:
         return f"nothing folds over {axis}"
-    if any(op.prefix for op in found):
+    if any(op.prefix for op in found) and (
+            len(found) > 1 or found[0].product or found[0].carrier not in MONOIDS):
         return f"a scan runs along {axis}"
     if any(op.product and not op.sums_products for op in found):
         return f"what is combined over {axis} is no sum of products, which ends with zeros"
@@ -78,9 +81,11 @@ class SplitPlan:
                 f"{self.parts} parts")
 
 
-def plan(kernel: Func, price: Price, cores: int, rates: Rates = RATES) -> SplitPlan | None:
-    """The cheapest split of a fold whose launch leaves cores idle, if clearly profitable."""
-    axes = dict.fromkeys(op.axis for op in reductions(kernel))
+def plan(kernel: Func, price: Price, cores: int, rates: Rates = RATES, scans: bool = False
+         ) -> SplitPlan | None:
+    """The cheapest split of a fold, or of a scan too, whose launch leaves cores idle, if clearly
+    profitable."""
+    axes = dict.fromkeys(op.axis for op in (folds(kernel) if scans else reductions(kernel)))
     if cores == 1 or not axes:
         return None
     seconds, busy = price(kernel)
@@ -123,9 +128,11 @@ def _plans(kernel: Func, axis: str, parts: int, price: Price, whole: float) -> I
 
 # --- the pass
 
-def split(module: Module, price: Price, cores: int, rates: Rates = RATES) -> Module:
+def split(module: Module, price: Price, cores: int, rates: Rates = RATES, scans: bool = False
+          ) -> Module:
     """The module with folds split where one launch would leave cores idle."""
-    plans = {k.name: found for k in module.kernels if (found := plan(k, price, cores, rates))}
+    plans = {k.name: found for k in module.kernels
+             if (found := plan(k, price, cores, rates, scans))}
     if not plans:
         return module
     for name, one in plans.items():
@@ -168,11 +175,18 @@ def split_fold(kernel: Func, axis: str, parts: int) -> Halves:
     """
     if reason := can_split(kernel, axis):
         raise Declined(reason)
-    found = _folds(kernel, axis)
-    spaces, stored = _workspaces(kernel, found, parts), _stored(kernel, found, axis)
-    return (_partial(kernel, found, axis, parts, spaces, stored),
-            _merge(kernel, found, parts, spaces, stored),
-            tuple(t for v in spaces.values() if isinstance(t := v.type, TensorType)))
+    found, start = _folds(kernel, axis), kernel
+    scan = found[0] if found[0].prefix else None
+    stored = [] if scan else _stored(kernel, found, axis)
+    if scan:
+        found = [_total(scan)]
+        start = kernel.with_ops([found[0] if op is scan else op for op in kernel.body.ops])
+    spaces = _workspaces(kernel, found, parts)
+    first = _partial(start, found, axis, parts, spaces, stored)
+    second = (_continued(kernel, scan, parts, *spaces.values()) if scan
+              else _merge(kernel, found, parts, spaces, stored))
+    return first, second, tuple(
+        t for v in spaces.values() if isinstance(t := v.type, TensorType))
 
 
 def _stored(kernel: Func, found: Sequence[Fold], axis: str) -> list[Value]:
@@ -214,7 +228,7 @@ def _partial(kernel: Func, found: Sequence[Fold], axis: str, parts: int,
     needed = {id(x) for op in roots for x in (op, *behind(op, made))}
     for op in kernel.body.ops:
         if id(op) in needed:
-            copier.op(op)
+            copier.copy(op)
     for op in found:
         subs = (sym(part), *(sym(a) for a in _free(op)))
         for state in op.results:
@@ -256,6 +270,41 @@ class _Chunk(Copier):
         return False
 
 
+def _total(scan: Fold) -> Fold:
+    """The fold whose result is the last of a scan."""
+    axes = tuple(a for a in axes_of(scan.result.type) if a != scan.axis)
+    return replace(scan, prefix=False, results=(
+        Value(scan.result.name, axes_type(scan.acc, axes)),))
+
+
+def _continued(kernel: Func, scan: Fold, parts: int, space: Value) -> Func:
+    """Each part of a scan, whose first term has the totals of the parts before it."""
+    extents, axis, buffers = extents_of(kernel), scan.axis, (*kernel.params, *kernel.outs)
+    chunk = (extents[axis] + parts - 1) // parts
+    out = Emitter({**extents, axis: chunk}, [v.name for v in (*buffers, space)])
+    part, earlier = (out.axis(name, Expr.of(parts)) for name in "pq")
+    at = sym(part) * chunk + sym(axis)
+    copier = _Chunk(out, {axis: at}, {v: v for v in buffers})
+    copier.inner = axis
+    copier.mask = (extents[axis] - 1 - at,) if extents[axis] % parts is not ZERO else ()
+    for op in kernel.body.ops:
+        if op is scan:
+            subs = (sym(earlier), *(sym(a) for a in _free(_total(scan))))
+            neutral = out.one(Const(scan.rule.identities(scan.acc)[0], scan.acc))
+            total = out.where((sym(part) - 1 - sym(earlier),), out.one(Load(space, subs)), neutral)
+            before = out.one(Fold(scan.carrier, (total,), earlier, out.axes[earlier], scan.acc))
+            term = copier.values[scan.args[0]]
+            first = out.one(Map(MONOIDS[scan.carrier].combine, (before, term)))
+            copier.values[scan.args[0]] = out.where((-sym(axis),), first, term)
+            copier.copy(op)
+            copier.values[scan.args[0]] = term
+        else:
+            copier.copy(op)
+    whole = out.kernel(f"{kernel.name}_merge{parts}", [*kernel.params, space], kernel.outs)
+    used = {v for op in whole.body.ops for v in op.operands()}
+    return replace(whole, params=tuple(p for p in whole.params if p in used))
+
+
 def _merge(kernel: Func, found: Sequence[Fold], parts: int, spaces: dict[Value, Value],
            stored: Sequence[Value]) -> Func:
     buffers = (*kernel.params, *kernel.outs)
@@ -265,11 +314,13 @@ def _merge(kernel: Func, found: Sequence[Fold], parts: int, spaces: dict[Value, 
     for op in kernel.body.ops:
         if not isinstance(op, Fold) or op not in found:
             if not (isinstance(op, Store) and op.buf in stored):
-                copier.op(op)
+                copier.copy(op)
             continue
         subs = (sym(part), *(sym(a) for a in _free(op)))
         states = [out.one(Load(spaces[r], subs)) for r in op.results]
+        before = len(out.ops) - len(states)
         copier.values.update(zip(op.results, _merged(out, op, states, part), strict=True))
+        origins.follow_rest((r for x in out.ops[before:] for r in x.results), op.results)
     made = out.kernel(f"{kernel.name}_merge{parts}", [*kernel.params, *spaces.values()],
                       [v for v in kernel.outs if v not in stored])
     used = {v for op in made.body.ops for v in op.operands()}

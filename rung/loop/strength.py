@@ -14,16 +14,20 @@ from math import inf, isfinite
 
 import numpy as np
 
-from rung.core.expr import Expr
-from rung.core.op import Func, Op, Value
-from rung.core.ops import Cast, Const, Map
-from rung.core.types import F16, F32, axes_of, dtype_of
-from rung.loop.carriers import is_weight
-from rung.loop.ir import Fold, Store, free_axes
-from rung.loop.simplify import Rule, Sweep, swept
+from rung.core.expr import Expr, sym
+from rung.core.op import Func, Op, Value, made_by, uses
+from rung.core.ops import Cast, Const, IndexValue, Map
+from rung.core.types import BF16, F16, F32, I32, axes_of, dtype_of
+from rung.loop.carriers import PEAK, is_weight
+from rung.loop.ir import Fold, Store, extents_of, free_axes
+from rung.loop.simplify import Rule, Sweep, is_inside, label_at, swept
 
 LEAST, MOST = 2.0**-126, 2.0**126
 """Between them are the normal numbers of f32 whose reciprocals are normal."""
+
+MANY = 2**31
+SMOOTH = ("add", "sub", "mul", "div", "neg", "fma", "where")
+"""Functions whose results are as near as their operands, but where these cancel."""
 
 
 def reduce_strength(func: Func, forms: Collection[str]) -> Func:
@@ -148,4 +152,65 @@ def one_and_erf(func: Func) -> Rule:
     return rule
 
 
-RULES: dict[str, Callable[[Func], Rule]] = {"reciprocal": by_reciprocal, "erfp1": one_and_erf}
+# exp(x) -> exp_approx(x)        where that is rounded to 16 bits, or a term of a sum of weights
+def approximate_exp(func: Func) -> Rule:
+    """The rule for `func`. The error is 2^-22 and |x| * 2^-23.7 of the result, which is 2^-17 at
+    most; of exp(x - max x) it is 2^-22 of 1, and 1 is a term of their sum."""
+    coarse = _coarse(func)
+
+    def rule(s: Sweep, op: Op) -> Value | None:
+        match op:
+            case Map("exp", args, results=(result,)) if result in coarse:
+                return s.make(Map("exp_approx", args))
+        return None
+    return rule
+
+
+def _coarse(func: Func) -> set[Value]:
+    """The values of f32 that are read for what has 16 bits, and to sum weights, alone."""
+    made, readers = made_by(func), uses(func.body)
+    found = set[Value]()
+
+    def allows(op: Op, v: Value) -> bool:
+        match op:
+            case Cast():
+                return op.dtype in (BF16, F16)
+            case Map():
+                return op.fn in SMOOTH and v is not _condition(op) and op.result in found
+            case Fold("add", (x,), axis, product="", prefix=False):
+                return any(is_weight(made, x, top.args[0], top.result) for top in made.values()
+                           if isinstance(top, Fold) and top.plain and top.carrier == PEAK
+                           and top.axis == axis)
+        return False
+
+    for op in reversed(func.body.ops):
+        for r in op.results:
+            if dtype_of(r.type) is F32 and readers.get(r) and all(
+                    allows(reader, r) for reader in readers[r]):
+                found.add(r)
+    return found
+
+
+def _condition(op: Map) -> Value | None:
+    return op.args[0] if op.fn == "where" else None
+
+
+# index(j) == l -> i32(index(j)) == where(0 <= l < n, i32(l), -1)     if l is one number for all j
+def short_places(func: Func) -> Rule:
+    """The rule for `func`: places below 2^31 are compared as i32."""
+    extents = extents_of(func)
+
+    def rule(s: Sweep, op: Op) -> Value | None:
+        found = label_at(s, op) if isinstance(op, Map) else None
+        if found is None or (extents[found[0]].const_value or MANY) >= MANY:
+            return None
+        axis, label = found
+        held = s.make(Map("where", (is_inside(s, label, extents[axis]),
+                                    s.make(Cast(label, I32)), s.make(Const(-1, I32)))))
+        return s.make(Map("eq", (s.make(Cast(s.make(IndexValue(sym(axis))), I32)), held)))
+    return rule
+
+
+RULES: dict[str, Callable[[Func], Rule]] = {
+    "reciprocal": by_reciprocal, "erfp1": one_and_erf, "exp_approx": approximate_exp,
+    "i32": short_places}

@@ -20,7 +20,7 @@ from rung.core import origins, trace
 from rung.core.op import Effect, Func, Names, Op, Value, attributes, names_of
 from rung.core.ops import Const
 from rung.core.rewrite import substitute
-from rung.program.ir import Apply, Module, Return
+from rung.program.ir import Apply, KernelCall, Module, Return
 
 LEAST = 8  # ops in a layer that is worth a program of its own
 TRIES = 8  # candidate periods that are looked at closely
@@ -62,10 +62,19 @@ def inline_applies(module: Module) -> Module:
     for old in main.body.ops:
         (op,) = substitute([old], same)
         if isinstance(op, Apply):
+            _follow(op, table[op.callee], module)
             ops += _inlined(op, table[op.callee], names, same)
         else:
             ops.append(op)
     return Module((main.with_ops(ops),), module.kernels)
+
+
+def _follow(call: Apply, layer: Func, module: Module) -> None:
+    """The values in a layer's kernels are those of this copy too."""
+    for op in layer.body.ops if origins.following() else ():
+        if isinstance(op, KernelCall):
+            inner = [r for x in module.kernel(op.callee).body.ops for r in x.results]
+            origins.derive_copy(inner, inner, call.results)
 
 
 def _inlined(call: Apply, layer: Func, names: Names, same: dict[Value, Value]) -> Iterator[Op]:

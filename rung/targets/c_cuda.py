@@ -39,6 +39,7 @@ _DEVICE: dict[str, Helper] = {
     "pow2": Helper("$F a", "return exp2f(a);"), "over": Helper("$F a", "return 1 / a;"),
     "erfp1.f32": Helper("$F x", f"""float a = $abs(x), e = $pow2(a * {_ERFC_POLY});
   return x < 0.0f ? e : 2.0f - e;"""),
+    "exp_approx.f32": Helper("$F a", "return $pow2(a * 1.44269504f);"),
     # 1 / (1 + e^-a), both scaled so that `over` meets and makes normal numbers only.
     "sigmoid.f32": Helper("$F a", """return $over($fma($exp(-a), 0.125f, 0.125f)) * 0.125f;"""),
     "silu.f32": Helper("$F a", "return a * $sigmoid(a);"),

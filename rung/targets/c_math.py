@@ -280,6 +280,7 @@ MATH: dict[str, Helper] = {
     "sigmoid": _both("$F a", "return 1 / (1 + $exp(-a));"),
     "silu": _both("$F a", "return a / (1 + $exp(-a));"),
     "erfp1": _both("$F a", "return $erfc(-a);"),
+    "exp_approx": _both("$F a", "return $exp(a);"),
     **{name: _libm(name) for name in (
         "exp", "exp2", "log", "tanh", "erf", "sin", "cos", "tan", "expm1", "log1p", "log2", "log10",
         "erfc", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh")},

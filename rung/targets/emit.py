@@ -33,6 +33,7 @@ from rung.targets.base import buffers_of, strides_of, symbols_of
 from rung.targets.c_family import Prelude
 from rung.targets.families import Point, label, points, spread
 from rung.targets.masks import Ends, ends, settled, still_open
+from rung.targets.written import Written, computed
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Emitter:
     def __init__(self, func: Func, prelude: Prelude, style: Style = Style()):
         self.func, self.p, self.style = func, prelude, style
         self.integer = "long"  # the C type of indices and sizes
-        self.lines: list[str] = []
+        self.lines = Written()
         self.depth = 1
         self.users = uses(func.body)
         named = (*buffers_of(func), *self.users)
@@ -64,7 +65,7 @@ class Emitter:
         self._body(self.func.body, ())
         self.finish()
         head = self.style.head.format(name=self.func.name, params=self._params())
-        return "\n".join([head + " {", *self.lines, "}"])
+        return self.lines.function(self.func.name, head + " {")
 
     def finish(self) -> None:
         """What stands after the body."""
@@ -78,7 +79,7 @@ class Emitter:
         return ", ".join(params + [f"{kind} {s}" for s, kind in kinds.items()])
 
     def line(self, text: str) -> None:
-        self.lines.append("  " * self.depth + text)
+        self.lines.add("  " * self.depth + text)
 
     # ---- blocks and statements
     def statement(self, op: Op) -> None:
@@ -179,14 +180,14 @@ class Emitter:
         at = tuple((n, point[n]) for n, _ in t.unroll)
         if (value, at) not in self.text:
             op = self.pending[value]
+            self.lines.enter([value])
             text = self._expression(op, dict(at))
-            if name or not self._inline(value, op):
-                variable = label(value, at, self.names)
-                self.line(f"const {self.p.type(t.dtype, t.lanes)} {variable} = {text};")
-                text = variable
-            else:
+            if not name and self._inline(value, op):
+                self.lines.leave(joins=True)
                 return text
-            self.text[value, at] = text
+            self.text[value, at] = label(value, at, self.names)
+            self.line(f"const {self.p.type(t.dtype, t.lanes)} {self.text[value, at]} = {text};")
+            self.lines.leave()
         return self.text[value, at]
 
     def _inline(self, value: Value, op: Op) -> bool:
@@ -439,18 +440,23 @@ class Emitter:
         outer = self.pending
         self.pending = {v: op for v, op in outer.items() if isinstance(op, Const)}
         for op in block.ops:
+            self.lines.enter(computed(op))
             self.statement(op)
+            self.lines.leave()
         if results:
             self._yield(block.last.operands(), results)
         self.pending = outer
 
     def _yield(self, values: Sequence[Value], results: Sequence[Value]) -> None:
         """Assign the carried variables; all new values are computed before the first changes."""
-        new = [(self._at(r, p), self.get(v, p)) for v, r in zip(values, results, strict=True)
-               for p in points(r)]
-        for name, text in new:
+        new = []
+        for v, r in zip(values, results, strict=True):
+            for p in points(r):
+                self.lines.enter([v])
+                new.append((self._at(r, p), self.get(v, p), self.lines.leave()))
+        for name, text, made in new:
             if name != text:
-                self.line(f"{name} = {text};")
+                self.lines.add("  " * self.depth + f"{name} = {text};", made)
 
     def _if(self, op: If) -> None:
         for result in op.results:

@@ -5,7 +5,9 @@ Each target says which it has, and what they take.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import cycle
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
@@ -107,3 +109,41 @@ def _matmul(atom: Atom, call: LibraryCall) -> Callable[..., torch.Tensor]:
 
 def _into(out: torch.Tensor | None, made: torch.Tensor) -> torch.Tensor:
     return made if out is None else out.copy_(made)
+
+
+# --- to measure them
+
+def memory(count: int) -> torch.Tensor:
+    """So many bytes, touched, that are small numbers as floats."""
+    import torch
+
+    return torch.ones(count // 4).view(torch.uint8)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Torch's operators run on this thread alone."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def trial(name: str, dtype: DType, memory: torch.Tensor, m: int, n: int, k: int
+          ) -> Callable[[], object]:
+    """A product of m rows by the transpose of n, with other weights in the memory at each call."""
+    import torch
+
+    whole = memory.view({BF16: torch.bfloat16, I8: torch.int8}.get(dtype, torch.float32))
+    a, rest = whole[:m * k].view(m, k), whole[m * k:]
+    count = min(16, len(rest) // (n * k))
+    weights = cycle(rest[:count * n * k].view(count, n, k).unbind())
+    if name == LINEAR:
+        linear = torch.ops.mkldnn._linear_pointwise.default
+        return lambda: linear(a, next(weights), None, "none", [], "")
+    product = torch._int_mm if name == BYTES else torch.mm
+    return lambda: product(a, next(weights).T)

@@ -12,7 +12,7 @@ Equal kernels are shared, for the memo of `fuse`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 
@@ -110,7 +110,8 @@ class _Lowering:
         _LOWER[type(op)](maker, op)
         stem = op.fn if isinstance(op, Map) else op.keyword
         made = maker.kernel(stem)
-        key = _structure(made)
+        origins.follow_rest(maker.results(), [result])
+        key = result if origins.following() else _structure(made)
         if key not in self.kernels:
             self.kernels[key] = replace(made, name=self.names(stem))
         kernel = self.kernels[key]
@@ -239,9 +240,11 @@ class _Maker:
              fill: float | int | bool = 0) -> Value:
         """An element of a tensor, or the number that a scalar operand is."""
         if isinstance(value.type, TensorType):
+            before = len(self.builder.ops)
             through = self.through(value, subs, mask, fill)
             if through is not None:
                 self.absorbed.append(value)
+                origins.follow_rest(self.results(before), [value])
                 return through
             return self.one(loop.Load(self.param(value), tuple(subs), mask, fill), "t")
         if isinstance(value.type, IndexType) and is_size(value.name):
@@ -253,6 +256,10 @@ class _Maker:
         if not isinstance(op, Const | Map | Cast | IndexValue):
             raise LoweringError(f"{value.name}: {value.type} is no tensor, constant or size")
         return self.one(replace(op.map({v: self.load(v, ()) for v in op.operands()}), results=()))
+
+    def results(self, since: int = 0) -> Iterator[Value]:
+        """Of the ops from a place on."""
+        return (r for op in self.builder.ops[since:] for r in op.results)
 
     def varying(self, value: Value, subs: Sequence[Expr], over: Sequence[Expr]) -> Value:
         """An element of a tensor that is folded over some axes, or is an index of an accumulation
@@ -271,7 +278,9 @@ class _Maker:
                 return self.one(Cast(self.multiplied(x, subs), dtype))
             case Index() as op if _turns(op):
                 at = dict(zip(op.axes, subs, strict=True))
-                return self.multiplied(op.x, [self.index(e.subs(at)) for e in op.subs])
+                found = self.multiplied(op.x, [self.index(e.subs(at)) for e in op.subs])
+                origins.follow([found], [value])
+                return found
             case Index():
                 return self.read(value, subs)
         moves = isinstance(made, Index) and any(

@@ -29,7 +29,7 @@ WIDE = ((14, 2), (8, 3), (6, 4), (4, 4), (7, 2), (4, 3), (2, 8), (2, 4), (1, 8),
 NARROW = ((6, 2), (4, 3), (4, 2), (3, 2), (2, 4), (2, 2), (1, 8), (1, 4), (1, 1))
 REDUCED = ((4, 6), (6, 4), (4, 3), (2, 6), (3, 2), (1, 8), (1, 4), (4, 2), (8, 1), (4, 1), (2, 1),
            (1, 1))
-SHARE = 1 << 15  # points of work under which threads are not worth starting
+SHARE = 20  # times more operations a point may take than an FMA
 BLOCK = 256  # elements of a contraction's axis between which the state waits in the output
 KEEP = 1 << 18  # bytes that a kept value may take
 
@@ -94,7 +94,8 @@ def _product(sizes: Mapping[str, int], axes: tuple[str, ...]) -> int:
 
 # ---- vectorised axes
 def _vector_sets(shape: Shape, machine: Machine) -> Iterator[dict[str, int]]:
-    """Sets of axes to vectorise, with their lanes: greedy by weight, and with each axis first."""
+    """Sets of axes to vectorise, with their lanes: greedy by weight, and with each axis first; or
+    none beside a scan, whose own memory is not contiguous along them."""
     weights = _weights(shape)
     ranked = sorted((a for a in weights if shape.sizes[a] > 1), key=lambda a: -weights[a])
     nests = [set(op.nest) for op in shape.kernel.body.ops]
@@ -108,6 +109,8 @@ def _vector_sets(shape: Shape, machine: Machine) -> Iterator[dict[str, int]]:
         if frozenset(chosen) not in seen:
             seen.add(frozenset(chosen))
             yield {a: _lanes(shape.kernel, a, machine) for a in chosen}
+    if shape.scanned and frozenset() not in seen:
+        yield {}
 
 
 def _lanes(kernel: Func, axis: str, machine: Machine) -> int:
@@ -217,11 +220,11 @@ def _shares(shape: Shape, machine: Machine) -> Iterator[tuple[str | None, int]]:
     nests = [set(op.nest) for op in (*folds, *stores)]
     best = [a for a in able if all(a in n for n in nests)] or able
     cores, rates = machine.cores, machine.rates
-    least = max(SHARE, rates.fork * rates.flops["f32"] / 2)  # an FMA a point
+    least = rates.fork * rates.flops["f32"] / 2  # an FMA a point
     if alone := shape.points < least or cores == 1:
         yield None, 0
         yield from ((a, 1) for a in best[:1] if len(folds) > 1 and _known(shape, a))
-    if shape.points < SHARE or cores == 1:
+    if shape.points * SHARE < least or cores == 1:
         return
     for axis in best[:2]:
         yield axis, 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rung.core.expr import ZERO, Expr, sym
 from rung.core.machine import THREAD
@@ -12,17 +13,19 @@ from rung.core.scalar import MONOIDS
 from rung.core.types import VecType
 from rung.kernel.ir import Apply, Combine, If, Load, Prefix, Store
 from rung.loop import ir as loop
+from rung.loop.carriers import Make
 from rung.tile.nest import Spot
 from rung.tile.scope import Scope
 from rung.tile.states import collapse, fill, in_blocks, initial, over_copies, put, settle
 from rung.tile.stmt import Stmt
-from rung.tile.values import address, compute, is_zero, kept, note_bounds, value, within
+from rung.tile.values import address, compute, follow, is_zero, kept, note_bounds, value, within
 
 
 def emit(stmts: Sequence[Stmt], scope: Scope) -> None:
     """All statements of one leaf, in order."""
     note_bounds(scope)
     for n, s in enumerate(stmts):
+        before = len(scope.builder.ops)
         match s.kind:
             case "fold":
                 _fold(s, scope)
@@ -36,6 +39,7 @@ def emit(stmts: Sequence[Stmt], scope: Scope) -> None:
                 assert isinstance(s.op, loop.Store)
                 _read_before(s.op, stmts[n + 1:], scope)
                 _store(s, s.op, scope)
+        follow(scope, before, s.op.results or s.op.operands())
 
 
 # ---- stores
@@ -140,12 +144,22 @@ def _step(op: loop.Fold, state: tuple[Value, ...], xs: Sequence[Value], spot: Sp
           ) -> tuple[Value, ...]:
     found = scope.tree.atoms.get(op.results[0].name)
     if found is None and op.rule.block and in_blocks(op, scope):
-        return op.rule.block(scope.builder.one, state, xs,
+        return op.rule.block(_weighing(scope), state, xs,
                              lambda monoid, x: over_copies(monoid, x, spot, scope))
     if found is None:
-        return op.step(scope.builder.one, state, xs)
+        return op.step(_weighing(scope), state, xs)
     (unit,), name = spot.units, found.atom.name
     return (scope.builder.one(Apply(name, state[0], xs[0], xs[1], unit.name), state[0].name),)
+
+
+def _weighing(scope: Scope) -> Make:
+    """The builder's way to append an op; each exp in a step is the weight of a term of a sum, and
+    1 is one of the weights."""
+    one = scope.builder.one
+    if "exp_approx" not in scope.tree.nest.machine.rates.forms:
+        return one
+    return lambda op, hint: one(replace(op, fn="exp_approx") if isinstance(op, Map)
+                                and op.fn == "exp" else op, hint)
 
 
 def _inputs(stmt: Stmt, scope: Scope) -> list[Value]:

@@ -33,11 +33,10 @@ from rung.tile.nest import Split
 from rung.tile.stmt import Access, Stmt
 from rung.tile.tree import Tree
 
-LATENCY = 8.0  # vector operations that could start while one result is awaited
 TURN = 16.0  # the same, for a vector that is transposed in registers on its way to a panel
 LOOP = 2.0  # what one more step of a loop costs, in vector operations
-EXPOSED = 0.3  # of the operations take time beside that of memory
-EXPOSED_THREADS = 0.1  # the same where other threads go on while some wait
+EXPOSED = 0.3  # of the shorter of operations and memory takes time beside the longer
+EXPOSED_THREADS = 0.1  # of the operations do, where other threads go on while some wait
 STATES = 30.0  # operations of a step of a fold of several states
 STEP = 18.0  # the same for each element, where one step takes a block of them
 PAGE = 3072  # bytes; a walk of longer steps misses the TLB and the prefetcher each time
@@ -120,7 +119,8 @@ class _Pricing:
         costs = [(self._statement(s), self._shared(s)) for s in self.tree.stmts]
         alone = sum(cost for cost, _ in costs) * spill
         spread = sum(cost / (cores if shared else 1) for cost, shared in costs) * spill
-        return cores, spread * self._slot() / self._busy(), alone / spread
+        slot = self._slot() / (self.nest.machine.rates.scale if cores > 1 else 1.0)
+        return cores, spread * slot / self._busy(), alone / spread
 
     def least(self) -> float:
         """Seconds, if nothing were moved."""
@@ -137,11 +137,10 @@ class _Pricing:
 
     def _seconds(self, hidden: float, awaited: float) -> float:
         cores, compute, _ = self.work
-        seconds = max(compute, hidden)
-        seconds += (EXPOSED_THREADS if self.threads else EXPOSED) * compute
-        seconds += awaited
+        exposed = EXPOSED_THREADS * compute if self.threads else EXPOSED * min(compute, hidden)
         rates = self.nest.machine.rates
-        return seconds + (rates.launch + (rates.fork if cores > 1 else 0.0))
+        return (max(compute, hidden) + exposed + awaited
+                + (rates.launch + (rates.fork if cores > 1 else 0.0)))
 
     def _slot(self) -> float:
         """Seconds of one vector operation at full throughput."""
@@ -209,8 +208,8 @@ class _Pricing:
             self.kept.update((x, *around) for x in here)
         inside = sum(map(self._leaf, here))
         if atom:
-            inside += 0.7 * sum(self._vectors(axes_of(v.type)) for v in atom.args
-                                if self._whole(v)) / group_of(atom.atom)
+            whole = sum(self._vectors(axes_of(v.type)) for v in atom.args if self._whole(v))
+            inside += 1.4 * self.nest.machine.rates.issue.load * whole / group_of(atom.atom)
         return steps * (max(inside + self._own(s.op), self._chain(s)) + LOOP)
 
     def _whole(self, value: Value) -> bool:
@@ -260,11 +259,12 @@ class _Pricing:
             along, size = self.threads[-1].axis, dtype_of(op.buf.type).bytes
             copies = min(self.units[along], max(1, self.nest.machine.rates.access // size))
             return 0.7 / copies if loop.stride(op, along) == 1 else 8.0
+        near = self.nest.machine.rates.issue.load
         if not wide:
-            return 0.5
+            return near
         steps = max(loop.stride(op, a) for a in wide)
         if steps == 1:
-            return 0.7
+            return 1.4 * near if isinstance(op, loop.Load) else 0.7
         place = self.tree.mapping.placed(op.result.name) if isinstance(op, loop.Load) else None
         if place and place.panel and any(
                 loop.stride(op, a) == 1 and self.units[a] > 1 for a in op.nest if a not in wide):
@@ -294,9 +294,10 @@ class _Pricing:
     def _chain(self, s: Stmt) -> float:
         if not s.carries or self.threads:
             return 0.0
+        latency = self.nest.machine.rates.issue.latency
         if atom := _grouped(self.tree, s):
-            return LATENCY * self.units[s.carries] / group_of(atom.atom)
-        return LATENCY * (1 if len(s.op.results) == 1 else 6)
+            return latency * self.units[s.carries] / group_of(atom.atom)
+        return latency * (1 if len(s.op.results) == 1 else 6)
 
     # ---- bytes
     def _traffic(self, cores: float) -> Iterator[tuple[str, float, float]]:
@@ -318,7 +319,7 @@ class _Pricing:
                     break
                 fits += 1
             near = behind is spaces[1]  # the nearest cache serves any line equally well
-            shared = cores if behind.owner else 1 + (cores - 1) * 0.8
+            shared = behind.together(cores)
             moved = {False: 0.0, True: 0.0}
             for x, brought, derate in waste:
                 depth = fits if brought is None else brought[0]

@@ -22,7 +22,7 @@ from rung.tile.nest import Spot
 from rung.tile.scope import Scope, Stored
 from rung.tile.stmt import Stmt
 from rung.tile.tree import Loop, Start
-from rung.tile.values import address, place_in, spread
+from rung.tile.values import address, follow, place_in, spread
 
 
 # ---- as the walk threads them through loops and branches
@@ -40,6 +40,7 @@ def set_states(stmts: Sequence[Stmt], values: Sequence[Value], scope: Scope) -> 
 def begin(start: Start, scope: Scope) -> None:
     """Registers with the identity, or arrays that are still to be filled with it."""
     start.check()
+    before = len(scope.builder.ops)
     if start.inside:
         _state_arrays(start.stmt, scope)
         scope.running[start.stmt.op] = ()
@@ -47,17 +48,19 @@ def begin(start: Start, scope: Scope) -> None:
         op = start.stmt.fold
         spot = Spot(ZERO, None) if op.prefix else scope.tree.nest.full(op.axis, ZERO)
         scope.running[op] = initial(op, spot, scope)
+    follow(scope, before, start.stmt.op.results)
 
 
 def finish(stmt: Stmt, scope: Scope) -> None:
     """Collapse the parallel accumulators of a fold into the value that readers see."""
-    op = stmt.fold
+    op, before = stmt.fold, len(scope.builder.ops)
     state = scope.running.pop(op)
     if state and stmt.folds:
         out = collapse(op, state, scope.tree.nest.full(stmt.folds, ZERO), scope)
         if stmt.carried:
             out = (_resumed(stmt, op.results[0], out[0], scope),)
         settle(op, out, scope)
+    follow(scope, before, op.results)
 
 
 # ---- families

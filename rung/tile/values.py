@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from rung.core import origins
 from rung.core.errors import LoweringError
 from rung.core.expr import Expr
-from rung.core.op import Op, Value
+from rung.core.op import Block, Op, Value, walk
 from rung.core.ops import Cast, Const, IndexValue, Map, Sub
 from rung.core.scalar import SCALARS
 from rung.core.text import LANE
@@ -33,8 +34,17 @@ class Address:
 def value(v: Value, scope: Scope) -> Value:
     """The register family of `v` at this leaf, computed once."""
     if v not in scope.memo:
+        before = len(scope.builder.ops)
         scope.memo[v] = kept(v, scope) if v in scope.arrays else compute(v, scope)
+        follow(scope, before, [v])
     return scope.memo[v]
+
+
+def follow(scope: Scope, before: int, values: Iterable[Value]) -> None:
+    """What was built since then has the origins of these values."""
+    if origins.following():
+        made = walk(Block((), tuple(scope.builder.ops[before:])))
+        origins.follow_rest((r for op in made for r in op.results), values)
 
 
 def kept(v: Value, scope: Scope) -> Value:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.metadata import entry_points
-from time import time_ns
+from time import perf_counter, time_ns
 from typing import Any
 
 import torch
@@ -21,7 +21,9 @@ from rung.core.config import Settings
 from rung.core.errors import RungError
 from rung.entry import rung
 from rung.frontends.torch.compat import SUPPORTED
-from rung.targets.cpu import build
+from rung.targets.cpu import build, calibrate
+from rung.targets.cpu import target as cpu
+from rung.targets.cpu.figures import fact
 from rung.targets.cpu.machine import MACHINES, features, host
 from rung.targets.cpu.machine import NEEDS as FEATURES
 from rung.targets.cuda import build as cuda_build
@@ -54,6 +56,25 @@ def doctor() -> tuple[str, bool, dict[str, Any]]:
     end = f"{failed} of {len(findings)} need attention" if failed else "all is well"
     return "\n".join([*map(str, findings), end]) + "\n", not failed, {
         "well": not failed, "findings": [asdict(f) for f in findings]}
+
+
+def calibrated() -> tuple[str, bool, dict[str, object]]:
+    """What this CPU reaches, measured now and kept for all that is compiled from here on."""
+    threads, started = torch.get_num_threads(), perf_counter()
+    found = calibrate.again(cpu.here(), threads)
+    spent = perf_counter() - started
+    title = f"{fact('model name')}, {threads} threads, torch {torch.__version__}"
+    rows = [("f32", f"{found.f32 / 1e9:.0f} GFLOP/s a core, {found.scale:.2f} of it while all "
+             "compute")]
+    rows += [(name, f"{x:.1f} times as many") for name, x in sorted(found.faster.items())]
+    rows += [(x.name, f"{x.rate / 1e9:.0f} GB/s a core, {x.rate * x.together(threads) / 1e9:.0f} "
+              "all") for x in found.memories()]
+    rows += [(name, f"{x.peak:.2f} of the f32 peak, rows at {x.stream:.2f} of DRAM, "
+              f"{x.dispatch * 1e6:.1f} us a call") for name, x in found.reach.items()]
+    rows += [("fork", f"{found.fork * 1e6:.1f} us"), ("measured in", f"{spent:.2f} s")]
+    lines = [f"{name:<18} {text}" for name, text in rows]
+    return "\n".join([title, *lines]) + "\n", True, {
+        "cpu": title, "seconds": spent, **found.data()}
 
 
 def _safely(check: Callable[[], Finding]) -> Finding:

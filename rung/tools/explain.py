@@ -23,6 +23,7 @@ from rung.core.cost import Bound, bound
 from rung.core.op import Func, walk
 from rung.core.trace import Event
 from rung.frontends.torch import observed
+from rung.frontends.torch.graphs import obstacles
 from rung.kernel.ir import Alloc, For
 from rung.program import memory
 from rung.program.ir import KernelCall, Module
@@ -91,7 +92,7 @@ def report(given: Given, request: Request, only: Sequence[str] = ()) -> tuple[st
     target = target_of(found.graphs, request)
     wanted = [x for x in SECTIONS if x in (only or DEFAULT)]
     parts = [[f"{given.label} on {target.name}"], list(_graphs(found))]
-    reached = [_reached(graph, target, request, bool(only)) for graph in found.graphs]
+    reached = [reached_by(graph, target, request, bool(only)) for graph in found.graphs]
     parts += [FRAMES[x](found) for x in wanted if x in FRAMES]
     parts += [list(_graph(n, len(reached), r, wanted)) for n, r in enumerate(reached, 1)]
     parts += [WHOLE[x](given, found, reached) for x in wanted if x in WHOLE]
@@ -100,7 +101,7 @@ def report(given: Given, request: Request, only: Sequence[str] = ()) -> tuple[st
         "breaks": [{"line": x.line, "reason": x.reason.strip()} for x in found.breaks],
         "recompiles": list(dict.fromkeys(found.recompiles)),
         "graphs": [_data(r) for r in reached],
-        "not_done": [asdict(x) for x in _rows(found, reached)]}
+        "not_done": [asdict(x) for x in not_done(found, reached)]}
 
 
 def _data(reached: Reached) -> Data:
@@ -109,13 +110,13 @@ def _data(reached: Reached) -> Data:
             "aten_calls": len(imported.func.body.ops) - 1 if imported else None}
     if imported is None or loop is None:
         return made | {"kernels": []}
-    counts = _launches(loop)
+    counts = launches(loop)
     kernels = [{"name": k.name, "calls": counts[k.name], "flops": cost.flops,
                 "operations": cost.ops, "bytes": cost.memory + cost.cache, "seconds": cost.seconds,
-                "bound": cost.reason, "mapping": _mapped(k, reached),
+                "bound": cost.reason, "mapping": mapping_of(k, reached),
                 "from": describe(sites_of(loop, k), most=1 << 20)} for k in loop.kernels
                for cost in [bound(k, reached.target.machine, reached.hints)]]
-    return made | _numbers(imported.func, loop, reached) | {"kernels": kernels}
+    return made | numbers_of(imported.func, loop, reached) | {"kernels": kernels}
 
 
 def _graphs(found: Capture) -> Iterator[str]:
@@ -130,7 +131,7 @@ def _graphs(found: Capture) -> Iterator[str]:
     yield from (f"  recompiled because {x}" for x in dict.fromkeys(found.recompiles))
 
 
-def _reached(graph: Graph, target: Target, request: Request, whole: bool) -> Reached:
+def reached_by(graph: Graph, target: Target, request: Request, whole: bool) -> Reached:
     if graph.imported is None:
         return Reached(graph, target, failed=graph.refused, whole=whole)
     with trace.listen():
@@ -147,13 +148,13 @@ def _graph(n: int, total: int, reached: Reached, wanted: Sequence[str]) -> Itera
     if reached.failed:
         yield f"  the graph runs as it is: {reached.failed}"
     if imported and "loop" in reached.modules:
-        yield from _told(_numbers(imported.func, reached.modules["loop"], reached), reached)
+        yield from _told(numbers_of(imported.func, reached.modules["loop"], reached), reached)
     for name in wanted:
         if name in GRAPHS:
             yield from GRAPHS[name](reached)
 
 
-def _numbers(program: Func, loop: Module, reached: Reached) -> Data:
+def numbers_of(program: Func, loop: Module, reached: Reached) -> Data:
     """FLOPs, bytes and roofline of the graph."""
     found = flops(reached.modules["tensor"], reached.hints)
     least = [bound(loop.kernel(op.callee), reached.target.machine, reached.hints).seconds
@@ -175,9 +176,22 @@ def _told(numbers: Data, reached: Reached) -> Iterator[str]:
            f"{counted(numbers['kernel_calls'], 'kernel call')}")
     if numbers["peak_bytes"] is not None:
         yield f"  holds at most {size(numbers['peak_bytes'])} beside its arguments"
+    yield from (f"  {x}" for x in replays(reached))
     if reached.hints:
         sizes = ", ".join(f"{name} = {value}" for name, value in reached.hints.items())
         yield f"  with {sizes}"
+
+
+def replays(reached: Reached) -> Iterator[str]:
+    """On a GPU, whether `mode="reduce-overhead"` can replay the graph, or what is against it; sizes
+    and addresses are known in calls alone."""
+    imported = reached.graph.imported
+    if imported is None or not reached.target.machine.threaded:
+        return
+    found = list(dict.fromkeys(obstacles(imported.func)))
+    more = f" (and {len(found) - 1} more)" if found[1:] else ""
+    yield "CUDA graphs: " + (f"declined, {found[0]}{more}" if found else
+                             'from the third call on, with mode="reduce-overhead"')
 
 
 # --- kernels
@@ -194,7 +208,7 @@ def _each_kernel(reached: Reached) -> Iterator[str]:
     loop = reached.modules.get("loop")
     if loop is None:
         return
-    counts = _launches(loop)
+    counts = launches(loop)
     least = {k.name: bound(k, reached.target.machine, reached.hints) for k in loop.kernels}
     dearest = sorted(least, key=lambda name: -least[name].seconds * counts[name])
     full = set(dearest if reached.whole else dearest[:FULL])
@@ -208,16 +222,16 @@ def _each_kernel(reached: Reached) -> Iterator[str]:
             yield from (f"    from {x}".replace("from and ", "and ") for x in rows)
             yield from _levels(kernel, reached)
             yield f"    {roofline(cost)}"
-            yield from _mapping(kernel.name, _mapped(kernel, reached), reached)
+            yield from _mapping(kernel.name, mapping_of(kernel, reached), reached)
     rest = [f"{k} x{counts[k]} ({least[k].seconds * 1e6:.1f} us)" for k in dearest if k not in full]
     yield from _list("  and the kernels", rest)
 
 
-def _launches(loop: Module) -> Counter[str]:
+def launches(loop: Module) -> Counter[str]:
     return Counter(op.callee for op in loop.main.body.ops if isinstance(op, KernelCall))
 
 
-def _mapped(kernel: Func, reached: Reached) -> str:
+def mapping_of(kernel: Func, reached: Reached) -> str:
     """The mapping that a kernel got, as text; "" where it got none."""
     tiles = reached.modules["tile"].kernels if "tile" in reached.modules else ()
     mapped = next((k for k in tiles if k.name == kernel.name), kernel)
@@ -265,7 +279,7 @@ def roofline(cost: Bound) -> str:
 
 def _mapping(kernel: str, chosen: str, reached: Reached) -> Iterator[str]:
     """The mapping with its price, the alternatives with theirs, and what the machine refused."""
-    found = [(e.kind, *e.detail.partition("\n")[::2]) for e in _after_loop(reached.events)
+    found = [(e.kind, *e.detail.partition("\n")[::2]) for e in after_loop(reached.events)
              if (e.place, e.subject) == ("choose", kernel)]
     prices = {m: price for e in reached.events if (e.kind, e.place) == ("priced", "choose")
               for price, _, m in [e.detail.partition("\n")]}
@@ -280,7 +294,7 @@ def _mapping(kernel: str, chosen: str, reached: Reached) -> Iterator[str]:
         yield f"      {verb}: {text}" + (f": {rest}" if rest else "")
 
 
-def _after_loop(events: Sequence[Event]) -> Sequence[Event]:
+def after_loop(events: Sequence[Event]) -> Sequence[Event]:
     """What happened once kernels had their names."""
     ends = [n for n, e in enumerate(events, 1)
             if (e.kind, e.place, e.subject) == ("ran", "loop", "canonical")]
@@ -323,7 +337,7 @@ def _pays(detail: str) -> bool:
 
 def _costs(given: Given, found: Capture, reached: Sequence[Reached]) -> list[str]:
     """The rows of `costs`, dearest first."""
-    rows = _rows(found, reached)
+    rows = not_done(found, reached)
     if not rows:
         return []
     lines = [f"what was not done, dearest first ({costs.ASSUMES})"]
@@ -335,7 +349,7 @@ def _costs(given: Given, found: Capture, reached: Sequence[Reached]) -> list[str
     return lines + ([f"  and {len(rows) - MOST} more"] if len(shown) < len(rows) else [])
 
 
-def _rows(found: Capture, reached: Sequence[Reached]) -> list[Cost]:
+def not_done(found: Capture, reached: Sequence[Reached]) -> list[Cost]:
     return sorted(_all_costs(found, reached), key=lambda c: -c.seconds)
 
 

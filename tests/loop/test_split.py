@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from programs import check, draw
 
-from rung.core.op import Func
+from rung.core.op import Func, Value
 from rung.core.parse import parse_module
 from rung.core.verify import verify
 from rung.loop import ir as loop
@@ -39,7 +39,7 @@ def halves_cost(share: float) -> Callable[[Func], tuple[float, float]]:
 def test_golden(path: Path, golden: Callable[[Path, str], None]) -> None:
     before, _, _ = path.read_text(encoding="utf-8").partition("--- expect\n")
     module = module_of(before)
-    made = split(module, halves_cost(0.1), CORES)
+    made = split(module, halves_cost(0.1), CORES, scans=True)
     golden(path, f"{before}--- expect\n{made}\n")
     again = module_of(str(made))
     verify(again.main, program.VOCABULARY, program.verify_program)
@@ -52,7 +52,7 @@ def test_golden(path: Path, golden: Callable[[Path, str], None]) -> None:
 def test_every_data_file_is_split() -> None:
     for path in DATA.glob("*.ir"):
         module = module_of(path.read_text(encoding="utf-8").partition("--- expect\n")[0])
-        made = split(module, halves_cost(0.1), CORES)
+        made = split(module, halves_cost(0.1), CORES, scans=True)
         calls = [op for op in made.main.body.ops if isinstance(op, KernelCall)]
         assert len(calls) == 2 and len(made.kernels) == 2, path
 
@@ -110,3 +110,38 @@ kernel top(x: f32[4,8192]) -> y: f32[4]
 
 def softmax_module() -> Module:
     return module_of((DATA / "softmax.ir").read_text().partition("--- expect\n")[0])
+
+
+SCAN = """
+program f(x: {t}[2,{n}] input)
+  y = kernel k(x) : {t}[2,{n}]
+  return y
+
+kernel k(x: {t}[2,{n}]) -> y: {t}[2,{n}]
+  s = scan {monoid} x[i,j] over j {n} : {t} over i,j acc {t}
+  y[i,j] = s
+"""
+
+
+@pytest.mark.parametrize("monoid, kind", [("add", "i64"), ("max", "f32"), ("min", "i32"),
+                                          ("mul", "f64")])
+@pytest.mark.parametrize("size, parts", [(12, 4), (9, 4), (7, 3), (5, 5)])
+def test_parts_of_a_scan_go_on_where_those_before_end(monoid: str, kind: str, size: int, parts: int
+                                                      ) -> None:
+    """Also where the last part is short or has nothing at all."""
+    module = module_of(SCAN.format(t=kind, n=size, monoid=monoid))
+    (kernel,) = module.kernels
+    first, second, spaces = split_fold(kernel, "j", parts)
+    call = module.main.body.ops[0]
+    assert isinstance(call, KernelCall)
+    states = tuple(Value(f"w{n}", t) for n, t in enumerate(spaces))
+    halves = [KernelCall(first.name, call.args, (), spaces, results=states),
+              replace(call, callee=second.name, args=(*call.args, *states))]
+    made = Module((module.main.with_ops([*halves, *module.main.body.ops[1:]]),), (first, second))
+    check(module, made, draw(module.main, {}), exact=kind != "f64")
+
+
+def test_scans_are_split_only_where_the_machine_is_for_it() -> None:
+    module = module_of(SCAN.format(t="f32", n=8192, monoid="add"))
+    assert split(module, halves_cost(0.1), CORES) == module
+    assert len(split(module, halves_cost(0.1), CORES, scans=True).kernels) == 2

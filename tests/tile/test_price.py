@@ -18,8 +18,9 @@ from rung.frontends.torch.externs import TORCH
 from rung.loop import ir as loop
 from rung.pipeline import VOCABULARIES
 from rung.targets.base import target
+from rung.targets.cpu.figures import ASLEEP
 from rung.targets.cpu.libraries import LIBRARIES
-from rung.targets.cpu.machine import ASLEEP, AVX512
+from rung.targets.cpu.machine import AVX512
 from rung.tile.candidates_cpu import candidates
 from rung.tile.choose import cheapest, choose
 from rung.tile.mapping import parse_mapping

@@ -420,3 +420,11 @@ def test_splits_are_priced(two_threads: None) -> None:
     lines = [x.strip() for x in text.splitlines() if "parts" in x]
     assert sum(x.startswith("sum: priced, ") for x in lines) == 3
     assert [x for x in lines if x.startswith("sum: done, ")]
+
+
+def test_what_is_against_cuda_graphs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    relu, gpu = from_expression("torch.relu(torch.randn(8))"), Request(target="cuda.sm90")
+    assert '  CUDA graphs: from the third call on, with mode="reduce' in explain(relu, gpu)
+    assert "CUDA graphs" not in explain(relu, BASE)
+    monkeypatch.setattr("rung.tools.explain.obstacles", lambda _: iter(["a", "b", "a"]))
+    assert "  CUDA graphs: declined, a (and 1 more)" in explain(relu, gpu)

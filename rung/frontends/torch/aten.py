@@ -150,6 +150,7 @@ class _Lowering:
         origins.derive((names[v] for v in values[:1] if v in names), call.results)
         for old, v in zip(call.results, values, strict=True):
             self.new[old] = names.get(v, v)
+            origins.absorb(self.new[old], old)
             self.results.layouts.note(old, self.new[old])
         return True
 

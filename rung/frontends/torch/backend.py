@@ -29,6 +29,7 @@ from rung.frontends.torch.double_backward import differentiable
 from rung.frontends.torch.faults import apart, fault
 from rung.frontends.torch.importer import Imported, import_graph
 from rung.frontends.torch.masks import without_known_masks
+from rung.frontends.torch.partition import partition
 from rung.frontends.torch.telling import told
 from rung.frontends.torch.tracing import compile_graphs
 from rung.frontends.torch.types import hints_of
@@ -60,7 +61,7 @@ class Backend:
             _warn_once(f"mode {chosen.mode!r} does what 'default' does: {why}")
         compiler = partial(self.compile_graph, options=chosen)
         return traced(gm, example_inputs, compiler, compiler, compiler,
-                      partial(declined, options=chosen))
+                      partial(declined, options=chosen), chosen.precision == "eager")
 
     def register(self, name: str) -> None:
         """Make it known to `torch.compile(backend=name)`."""
@@ -92,9 +93,9 @@ class Backend:
 
 def traced(gm: fx.GraphModule, example_inputs: Sequence[Any], forward: compat.Compiler,
            backward: compat.Compiler, inference: compat.Compiler,
-           refuse: Callable[[RungError], None]) -> Callable[..., Any]:
+           refuse: Callable[[RungError], None], exact: bool = False) -> Callable[..., Any]:
     """AOTAutograd around compilers; Dynamo's graph itself where that cannot be, and `refuse` is
-    told why."""
+    told why. `exact`: operators stay those whose bits are eager's."""
     kinds = {"tangents of forward-mode differentiation": compat.in_forward_mode(),
              "an argument without memory": any(map(compat.has_no_memory, example_inputs))}
     if why := next((what for what, holds in kinds.items() if holds), "") or fault(gm):
@@ -110,7 +111,8 @@ def traced(gm: fx.GraphModule, example_inputs: Sequence[Any], forward: compat.Co
     depth = compat.function_depth()
     try:
         with differentiable(graphs):
-            return apart(compile_graphs(gm, example_inputs, noted, backward, inference), gm)
+            return apart(compile_graphs(gm, example_inputs, noted, backward, inference,
+                                        partition=partial(partition, exact=exact)), gm)
     except Exception as error:
         if isinstance(error, RungError) or compat.is_dynamos(error):
             raise

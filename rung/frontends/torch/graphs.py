@@ -74,6 +74,7 @@ class CapturedProgram:
 
     def __init__(self, run: Run, func: Func, look: Callable[[], None]):
         self.run, self.name, self.look = run, func.name, look
+        self.still = [p.role in ("param", "const") for p in func.params]
         self.fixed = [p.role in ("param", "mutated", "const") for p in func.params]
         self.calls, self.captured = dict[Hashable, int](), dict[Hashable, CapturedGraph]()
         self.lock = Lock()
@@ -104,11 +105,11 @@ class CapturedProgram:
 
     def key(self, args: Args) -> Hashable:
         """The sizes of tensors, the addresses of those that a graph reads where they are, and the
-        numbers."""
-        return tuple(
-            x if not isinstance(x, torch.Tensor) else (x.shape, x.stride(), x.data_ptr())
-            if fixed or _bytes(x) > SMALL else (x.shape, x.stride())
-            for x, fixed in zip(args, self.fixed, strict=False))
+        numbers. A parameter keeps its sizes."""
+        return tuple([
+            x if not isinstance(x, torch.Tensor) else x.data_ptr() if still
+            else (x.shape, x.stride(), x.data_ptr() if fixed or _bytes(x) > SMALL else 0)
+            for x, fixed, still in zip(args, self.fixed, self.still, strict=False)])
 
     def capture(self, key: Hashable, args: Args) -> bool:
         """Capture a call with these arguments; whether that could be done."""

@@ -24,7 +24,7 @@ from rung.program.ir import Call
 def is_promised(node: fx.Node, known: Sequence[object]) -> bool:
     """Whether a result of a node may be another than is known: its operator tells by code that is
     not torch's, or its sizes or its number, which follow data, are `known` by a check."""
-    return not operator_of(node).startswith("aten.") or (
+    return not operator_of(node).startswith(("aten.", "prims.")) or (
         "unbacked_bindings" in node.meta and any(map(is_replaced, known)))
 
 

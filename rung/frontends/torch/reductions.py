@@ -34,6 +34,11 @@ def terms(e: Emit, x: Value, axes: Sequence[int]) -> Value:
     return widened(e, e.operand(x, e.dtype), axes)
 
 
+def plain_total(e: Emit, x: Value, dims: Dims, *_: object) -> Value:
+    """A sum in the type of its result, as in a softmax: of terms that are no less than 0."""
+    return e.finish(e.reduce("add", e.operand(x, e.dtype), e.axes(x, dims)))
+
+
 def widened(e: Emit, a: Value, axes: Sequence[int]) -> Value:
     """Terms in float64 where torch's tree of partial sums is much nearer than one sum that runs
     on in float32, for many numbers and for all of a tensor, which costs no time."""
@@ -300,6 +305,7 @@ REDUCTIONS: dict[str, Build] = {
     "aten::sum(Tensor self, *, ScalarType? dtype=None) -> Tensor":
         lambda e, x, dtype: total(e, x),
     f"aten::sum.dim_IntList(Tensor self, int[1]? dim, {TYPED}) -> Tensor": total,
+    "prims::sum(Tensor inp, int[]? dims, *, ScalarType? output_dtype=None) -> Tensor": plain_total,
     "aten::mean(Tensor self, *, ScalarType? dtype=None) -> Tensor": lambda e, x, dtype: mean(e, x),
     f"aten::mean.dim(Tensor self, int[1]? dim, {TYPED}) -> Tensor": mean,
     **{f"aten::{name}(Tensor self, int dim, *, ScalarType? dtype=None) -> Tensor": prefixes(monoid)

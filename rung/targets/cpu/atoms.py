@@ -65,10 +65,9 @@ class Extension:
     feature: str  # what the CPU reports
     flag: str  # what lets the compiler use it
     atom: Atom
-    speed: float  # operations in the time of one of an f32 fma, as measured
 
 
-EXTENSIONS = (Extension("avx512_bf16", "-mavx512bf16", VDPBF16PS, 1.83),
-              Extension("avx512_vnni", "-mavx512vnni", VPDPBUSD, 4.0),
-              Extension("avx512_vnni", "-mavx512vnni", VPDPBUSD_S8, 4.0))
+EXTENSIONS = (Extension("avx512_bf16", "-mavx512bf16", VDPBF16PS),
+              Extension("avx512_vnni", "-mavx512vnni", VPDPBUSD),
+              Extension("avx512_vnni", "-mavx512vnni", VPDPBUSD_S8))
 ATOMS = {x.name: x for x in (fma4(16), *(x.atom for x in EXTENSIONS))}

@@ -1,9 +1,7 @@
 """Library matmuls of the CPU as atoms: ATen (MKL) and oneDNN, beside our own kernels by price.
 
-Shares of the peak were measured on a Zen 5 core: MKL 0.40 in fp32, oneDNN 0.78 in fp32 and 0.92 of
-the bf16 peak, which is 1.83 times that of fp32. One row is bound by memory, and torch streams a
-bf16 matrix at a third of the bandwidth. `dispatch` is the host's part: what a call takes whose
-matrices are tiny.
+What each reaches is a figure of the CPU: a share of its peak, and where it has only a few rows, of
+the rate at which all cores read memory.
 """
 
 from __future__ import annotations
@@ -13,42 +11,41 @@ from math import prod
 
 from rung.core.cost import known
 from rung.core.expr import Expr
-from rung.core.machine import Machine
+from rung.core.machine import Machine, Reach
 from rung.core.op import Func
 from rung.core.types import BF16, F32, I8, TensorType, Type, dtype_of
 from rung.loop.ir import extents_of
-from rung.targets.cpu.machine import features
 from rung.targets.libraries import BYTES, LINEAR, MATMUL, POSTS, Seconds, matmul
 from rung.tile.match import LibraryCall
 
 SKINNY = 8  # rows below which a library's matmul is bound by how it streams the matrix
 
 
-def _seconds(share: float, dispatch: float) -> Seconds:
+UNKNOWN = Reach(0.4, 0.9, 5e-6)
+
+
+def _seconds(name: str) -> Seconds:
     def seconds(call: LibraryCall, kernel: Func, machine: Machine, hints: Mapping[str, int]
                 ) -> float:
         extents, dtype = extents_of(kernel), dtype_of(call.tensors["a"].buffer.type)
         batch, m, n, k = (max(1, known(extents[call.axes[a]], hints)) if a in call.axes else 1
                           for a in "hijk")
-        peak = machine.rates.flops["f32"] * machine.cores
-        if dtype == BF16:
-            peak *= 1.83 * 0.92 / share if "avx512_bf16" in features() else 0.2
-        if dtype == I8:
-            peak *= 4.0 * 0.87 / share if "avx512_vnni" in features() else 1.0
+        rates, cores, memory = machine.rates, machine.cores, machine.spaces[-1]
+        reach = rates.reach.get(f"{name} {dtype}", UNKNOWN)
         bytes_ = dtype.bytes * batch * (m * k + k * n + m * n)
-        stream = machine.rates.memory * (0.35 if dtype == BF16 and m < SKINNY else 0.9)
-        work = 2.0 * batch * m * n * k / (peak * share) if m >= SKINNY else 0.0
-        fork = machine.rates.fork if machine.cores > 1 else 0.0
-        return max(work, bytes_ / stream) + dispatch + fork
+        stream = memory.rate * memory.together(cores) * (reach.stream if m < SKINNY else 0.9)
+        peak = rates.flops["f32"] * reach.peak * cores * (rates.scale if cores > 1 else 1.0)
+        work = 2.0 * batch * m * n * k / peak if m >= SKINNY else 0.0
+        return max(work, bytes_ / stream) + reach.dispatch + (rates.fork if cores > 1 else 0.0)
 
     return seconds
 
 
 LIBRARIES = (
-    *(matmul(MATMUL, _seconds(0.40, 5e-6), dtype, batch=batch, bias=bias) for dtype in (F32, BF16)
+    *(matmul(MATMUL, _seconds(MATMUL), dtype, batch=batch, bias=bias) for dtype in (F32, BF16)
       for batch, bias in ((False, False), (True, False), (False, True))),
-    matmul(BYTES, _seconds(0.40, 5e-6), I8),
-    *(matmul(LINEAR, _seconds(0.78, 18e-6), F32, bias=bias, post=post)
+    matmul(BYTES, _seconds(BYTES), I8),
+    *(matmul(LINEAR, _seconds(LINEAR), F32, bias=bias, post=post)
       for bias in (False, True) for post in POSTS))
 
 

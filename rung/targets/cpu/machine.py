@@ -1,36 +1,29 @@
-"""Machine tables of the CPU targets.
-
-Rates were measured on one core of a Zen 5 server (AVX-512): FMA 272 GFLOP/s in fp32, DRAM 37 GB/s,
-L2 164 GB/s; the others scale by vector width. They rank candidates, so ratios are what matters.
-"""
+"""Machine tables of the CPU targets: what the instruction sets have, with the figures of a CPU."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
-from rung.core.machine import GRID, SEQ, UNROLL, VECTOR, Level, Machine, Rates, Space
+from rung.core.machine import GRID, SEQ, UNROLL, VECTOR, Level, Machine
 from rung.targets.cpu.atoms import EXTENSIONS, FMA, Extension, fma4
+from rung.targets.cpu.figures import FIXED, Figures, fact
 
 LEVELS = (Level("core", GRID), Level("l3", SEQ), Level("l2", SEQ), Level("l1", SEQ),
           Level("seq", SEQ), Level("reg", UNROLL), Level("simd", VECTOR))
-SPACES = (Space("l1", 48 << 10, 400e9, "core"), Space("l2", 1 << 20, 164e9, "core"),
-          Space("l3", 32 << 20, 117e9), Space("dram", 1 << 40, 37e9))
 
 
-def _machine(name: str, lanes: int, registers: int, scale: float) -> Machine:
-    flops = {"f32": 272e9 * scale, "f64": 136e9 * scale, "i64": 34e9 * scale,
-             "i32": 136e9 * scale}
-    rates = Rates(37e9, 164e9, flops, 2e-6, 5e-6)
+def _machine(name: str, lanes: int, registers: int) -> Machine:
+    figures = FIXED[name]
     atoms = (FMA, fma4(lanes)) if lanes > 4 else (FMA,)
-    return Machine(name, LEVELS, SPACES, rates, lanes, registers, ("mov", "pack"), atoms)
+    return Machine(name, LEVELS, figures.memories(), figures.rates(), lanes, registers,
+                   ("mov", "pack"), atoms)
 
 
-AVX512 = _machine("cpu.avx512", 16, 32, 1.0)
-AVX2 = _machine("cpu.avx2", 8, 16, 0.5)
-BASE = _machine("cpu.base", 4, 16, 0.15)
+AVX512 = _machine("cpu.avx512", 16, 32)
+AVX2 = _machine("cpu.avx2", 8, 16)
+BASE = _machine("cpu.base", 4, 16)
 MACHINES = {m.name: m for m in (AVX512, AVX2, BASE)}
 FLAGS = {"cpu.avx512": ("-mavx512f", "-mavx512vl", "-mavx512dq", "-mavx512bw", "-mavx2", "-mfma",
                         "-mf16c", "-mprefer-vector-width=512"),
@@ -43,15 +36,7 @@ NEEDS = {"cpu.avx512": {"avx512f", "avx512vl", "avx512dq", "avx512bw", "avx2", "
 @cache
 def features() -> frozenset[str]:
     """Instruction sets that this CPU and kernel report; asked of the CPU, not of the compiler."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return frozenset()
-    found = next((x for x in lines if x.startswith("flags")), "")
-    return frozenset(found.partition(":")[2].split())
-
-
-ASLEEP = 40e-6  # seconds of a fork whose threads wait asleep and must be woken
+    return frozenset(fact("flags").split())
 
 
 def host() -> Machine:
@@ -67,11 +52,16 @@ def extensions(machine: Machine) -> list[Extension]:
 
 def extended(machine: Machine, more: Iterable[Extension]) -> Machine:
     """The machine with more atoms, which go before its own, and the rates of these."""
-    for x in more:
-        flops = machine.rates.flops
-        rates = replace(machine.rates, flops={**flops, x.atom.rate: x.speed * flops["f32"]})
-        machine = replace(machine, atoms=(x.atom, *machine.atoms), rates=rates)
-    return machine
+    atoms = (*reversed([x.atom for x in more]), *machine.atoms)
+    return reaching(replace(machine, atoms=atoms), FIXED[machine.name])
+
+
+def reaching(machine: Machine, figures: Figures) -> Machine:
+    """The machine as a CPU that reaches these figures."""
+    rates = figures.rates()
+    narrow = {x.rate for x in machine.atoms} & figures.faster.keys()
+    flops = {**rates.flops, **{n: figures.faster[n] * figures.f32 for n in sorted(narrow)}}
+    return replace(machine, spaces=figures.memories(), rates=replace(rates, flops=flops))
 
 
 def flags(machine: Machine) -> tuple[str, ...]:

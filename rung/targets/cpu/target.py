@@ -7,18 +7,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache, partial
 
-from rung.core.config import Settings
 from rung.core.errors import TargetCompileError
 from rung.core.machine import Machine
 from rung.core.op import Func
 from rung.core.types import I32, dtype_of
 from rung.targets.base import Target
+from rung.targets.cpu import calibrate
 from rung.targets.cpu.atoms import Extension
 from rung.targets.cpu.build import build
 from rung.targets.cpu.emit import emit
+from rung.targets.cpu.figures import table
 from rung.targets.cpu.groups import CpuPrelude
 from rung.targets.cpu.libraries import LIBRARIES, keeps_call
-from rung.targets.cpu.machine import ASLEEP, AVX512, MACHINES, extended, extensions, host
+from rung.targets.cpu.machine import AVX512, MACHINES, extended, extensions, host, reaching
 from rung.targets.cpu.packed import packed
 from rung.tile import candidates_cpu
 from rung.tile.mapping import Mapping as TileMapping
@@ -34,19 +35,20 @@ def threads() -> int:
 
 def target(name: str) -> Target:
     """The target of a name in `TARGETS`; `cpu` is the widest that runs here, with all its
-    atoms.
+    atoms, and reaches what this CPU does.
 
     Prices count on as many cores as there are threads now; kernels run with what there are then.
-    Threads that wait asleep make a fork dear.
     """
-    machine = MACHINES[name] if name != "cpu" else extended(
-        host(), filter(knows, extensions(host())))
-    rates = machine.rates
-    if Settings.from_environment().asleep:
-        rates = replace(rates, fork=ASLEEP)
-    machine = replace(machine, cores=threads(), rates=rates)
+    machine = here() if name == "cpu" else MACHINES[name]
+    found = calibrate.figures(machine, threads()) if name == "cpu" else table(name)
+    machine = replace(reaching(machine, found), cores=threads())
     return Target(machine, candidates, emit, LIBRARIES, partial(keeps_call, machine=machine),
                   shares=True)
+
+
+def here() -> Machine:
+    """The widest machine that runs here, with all of its atoms that the compiler knows."""
+    return extended(host(), filter(knows, extensions(host())))
 
 
 def candidates(kernel: Func, machine: Machine, hints: Mapping[str, int]) -> Iterable[TileMapping]:

@@ -44,6 +44,7 @@ from rung.targets.cuda.machine import SM90
 from rung.targets.emit import Emitter, Style, element
 from rung.targets.families import label, spread
 from rung.targets.masks import still_open
+from rung.targets.written import computed
 
 WORDS = frozenset({
     "and", "asm", "bool", "catch", "class", "delete", "export", "friend", "mutable", "namespace",
@@ -215,7 +216,9 @@ class CudaEmitter(Emitter):
                 self.line(f"cp_async_wait<{op.pending}>();  // {op.group}")
             case For() if KINDS.get(op.level) in (GRID, THREAD):
                 for inner in op.body.ops:
+                    self.lines.enter(computed(inner))
                     self.statement(inner)
+                    self.lines.leave()
             case Ring():
                 self._ring(op)
             case Roles():
@@ -245,7 +248,9 @@ class CudaEmitter(Emitter):
             return super().get(value, point, name)
         at = {axis: point[axis] for axis, _ in _unroll(value)}
         if (value, tuple(at.items())) not in self.text:
+            self.lines.enter([value])
             self._wide_load(op, wide, at | {wide.axis: at[wide.axis] // wide.count * wide.count})
+            self.lines.leave()
         return self.text[value, tuple(at.items())]
 
     def _wide_load(self, op: Load, wide: access.Wide, first: dict[str, int]) -> None:

@@ -30,34 +30,38 @@ from rung.kernel.ir import (
     Transfer,
 )
 from rung.kernel.ir import Wait as WaitOp
+from rung.targets.written import Written, computed
 
 
 def emit(kernels: Sequence[Func]) -> str:
     """One text for all kernels."""
-    return "\n".join("\n".join([f"{k.name}:", *_block(k.body, 1, "")]) + "\n  halt\n"
-                     for k in kernels)
+    return "\n".join(_kernel(k) for k in kernels)
 
 
-def _block(block: Block, depth: int, results: str) -> list[str]:
-    lines: list[str] = []
+def _kernel(kernel: Func) -> str:
+    lines = Written()
+    _block(lines, kernel.body, 1, "")
+    return lines.function(kernel.name, f"{kernel.name}:", "  halt\n")
+
+
+def _block(lines: Written, block: Block, depth: int, results: str) -> None:
     for op in block.ops:
         if isinstance(op, Yield):
-            lines += _line(depth, "move", f"{results}, {_names(op.values)}")
+            lines.add(_line(depth, "move", f"{results}, {_names(op.values)}"), op.values)
             continue
-        lines += _line(depth, *_instruction(op))
+        lines.add(_line(depth, *_instruction(op)), computed(op))
         inner = ", ".join(r.name for r in op.results)
         for n, nested in enumerate(op.blocks()):
             if n and nested.ops:
-                lines += _line(depth, "else", "")
-            lines += _block(nested, depth + 1, inner)
+                lines.add(_line(depth, "else", ""))
+            _block(lines, nested, depth + 1, inner)
         if op.blocks():
-            lines += _line(depth, "end", "")
-    return lines
+            lines.add(_line(depth, "end", ""))
 
 
-def _line(depth: int, name: str, operands: str, note: str = "") -> list[str]:
+def _line(depth: int, name: str, operands: str, note: str = "") -> str:
     text = "  " * depth + f"{name:<9}{operands}".rstrip()
-    return [f"{text:<64}; {note}" if note else text]
+    return f"{text:<64}; {note}" if note else text
 
 
 def _names(values: Sequence[object]) -> str:

@@ -1,0 +1,1 @@
+"""`rung explain --html`: one page of everything that became of a function, which opens offline."""
