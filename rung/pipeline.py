@@ -16,7 +16,7 @@ from rung.core import trace
 from rung.core.config import Settings
 from rung.core.cost import bound
 from rung.core.errors import LoweringError, RungError
-from rung.core.key import structural_key
+from rung.core.key import magnitude, structural_key
 from rung.core.machine import Machine
 from rung.core.op import Effect, Func, Vocabulary, walk
 from rung.core.verify import verify
@@ -99,6 +99,10 @@ class Context:
                 self.seconds[kernel] = found.seconds
         seconds = self.seconds[kernel]
         return None if seconds is None else seconds + self._fine(kernel)
+
+    def like(self, kernel: Func) -> str:
+        """Equal for kernels of the same ops and magnitudes of sizes."""
+        return magnitude(kernel, self.machine.lanes)
 
     def _cheapest(self, kernel: Func) -> Price | None:
         return choose.cheapest(
@@ -270,10 +274,10 @@ PASSES = (
         *m.programs, whole=c.machine.threaded), "reassociates",
          "one kernel an op, so that fusion alone decides what a kernel is"),
     Pass("loop", "fuse", lambda m, c: fuse.fuse(
-        m, c.bound, c.settled, c.machine.threaded), "exact",
+        m, c.bound, c.settled, c.machine.threaded, c.like), "exact",
          "on the smallest kernels, whose prices are simple"),
     Pass("loop", "siblings", lambda m, c: siblings.join_siblings(
-        m, c.bound, c.settled), "exact",
+        m, c.bound, c.settled, c.like), "exact",
          "after fusion, which brings what several kernels read into each of them"),
     Pass("loop", "inline_applies", lambda m, _: outline.inline_applies(m), "exact",
          "after the costliest passes; memory is planned over the whole program"),

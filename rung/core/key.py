@@ -7,6 +7,7 @@ dedup, tuning and the disk cache.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from hashlib import sha256
@@ -27,6 +28,16 @@ def structural_key(func: Func, *extra: str) -> str:
     if func not in _texts:
         _texts[func] = print_func(canonical(func))
     return sha256("\0".join([_texts[func], *extra]).encode()).hexdigest()
+
+
+def magnitude(func: Func, lanes: int) -> str:
+    """The text of a function without its name, in which a number stands for all of as many bits
+    that `lanes` divides or does not: what is decided by prices is the same for all of them."""
+    def about(found: re.Match[str]) -> str:
+        number = int(found[0])
+        return found[0] if number <= lanes else f"{number.bit_length()}{'.' * (number % lanes > 0)}"
+
+    return re.sub(r"\b\d+\b", about, str(func).partition("(")[2])
 
 
 def canonical(func: Func) -> Func:

@@ -11,7 +11,7 @@ Reads a module of one kernel per op (`to_loop`); gives the same programs over fe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from heapq import heappop, heappush
@@ -44,6 +44,8 @@ from rung.program.ir import Module
 Reason: TypeAlias = str
 Price = Callable[[Func], float]  # seconds of a kernel, at least
 Settle = Callable[[Func], float | None]  # seconds as it will be mapped; None: it has no mapping
+Like = Callable[[Func], Hashable]  # equal for kernels whose prices are decided alike
+Settled = dict[Hashable, tuple[float, ...]]  # seconds before and after steps, by what they are like
 MAX_AXES, MAX_CONTRACTIONS, MAX_READERS = 7, 2, 3
 MAX_OPS = 128  # of a kernel: a longer one saves little traffic, and growing it takes square time
 MAX_DIVISIONS = 16  # of an index: simplifying a longer one takes exponential time
@@ -201,9 +203,9 @@ class _Fusion(Graph):
     """
 
     def __init__(self, program: Func, kernels: dict[str, Func], price: Price, settle: Settle,
-                 memo: Memo, rows: bool):
+                 like: Like, memo: Memo, settled: Settled, rows: bool):
         super().__init__(program.body.ops, kernels)
-        self.rows = rows
+        self.rows, self.like, self.settled = rows, like, settled
         self.name, self.price, self.settle, self.memo = program.name, price, settle, memo
         self.serial = count()
         self.heap: list[tuple[int, float, int, int, Plan | None]] = []
@@ -295,11 +297,15 @@ class _Fusion(Graph):
     def pays(self, plan: Plan) -> bool:
         """Whether a step around a fold still gains as its kernels will be mapped. Bounds know no
         schedule: under one, a fold may run again in each of its readers, or its input be read
-        across the order of memory, and a contraction alone may be a library's."""
+        across the order of memory, and a contraction alone may be a library's. Asked once for
+        all steps between kernels of the same ops and magnitudes."""
         if not any(folds(p.func) for p in plan.olds):
             return True
-        before, after = (sum(inf if x is None else x for x in map(self.settle, (
-            p.func for p in pieces))) for pieces in (plan.olds, plan.fused))
+        key = (len(plan.olds), *(self.like(p.func) for p in (*plan.olds, *plan.fused)))
+        if key not in self.settled:
+            self.settled[key] = tuple(sum(inf if x is None else x for x in map(self.settle, (
+                p.func for p in pieces))) for pieces in (plan.olds, plan.fused))
+        before, after = self.settled[key]
         if after > before:
             trace.emit("declined", "fuse", str(plan), f"{before * 1e6:.2f} us apart, "
                        f"{after * 1e6:.2f} us together, as mapped",
@@ -376,10 +382,13 @@ def _fewer(fused: Func, consumer: Func) -> Reason | None:
 
 # --- the pass
 
-def fuse(module: Module, price: Price, settle: Settle, rows: bool = False) -> Module:
+def fuse(module: Module, price: Price, settle: Settle, rows: bool = False,
+         like: Like = lambda func: func) -> Module:
     """The module with kernels fused wherever that lowers the sum of prices; with `rows` also those
     that read one element of each row that another folds, such as the logit of a target."""
     kernels = {k.name: k for k in module.kernels}
-    price, memo = cache(price), Memo()
-    return called(module.programs, [_Fusion(program, kernels, price, settle, memo, rows).run()
-                                    for program in module.programs])
+    price, like, memo = cache(price), cache(like), Memo()
+    settled: Settled = {}
+    return called(module.programs, [
+        _Fusion(program, kernels, price, settle, like, memo, settled, rows).run()
+        for program in module.programs])

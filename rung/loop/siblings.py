@@ -23,7 +23,7 @@ from rung.core.op import Func, Names, Op, Value
 from rung.core.ops import Sub
 from rung.core.rewrite import renamed
 from rung.loop.emit import Copier, Declined, Emitter
-from rung.loop.fuse import MAX_AXES, Price, Reason, Settle
+from rung.loop.fuse import MAX_AXES, Like, Price, Reason, Settle, Settled
 from rung.loop.graph import Graph, Memo, called, sort
 from rung.loop.ir import Load, Store, contractions, extents_of, folds, reductions
 from rung.loop.normalize import by_stride
@@ -182,10 +182,11 @@ class _Siblings(Graph):
     """Joins each kernel with the readers of what it reads, where the modelled time falls."""
 
     def __init__(self, ops: Iterable[Op], kernels: dict[str, Func], price: Price, settle: Settle,
-                 memo: Memo):
+                 like: Like, memo: Memo, settled: Settled):
         """Find what each node needs, as a set of bits, and what some check needs."""
         super().__init__(ops, kernels)
         self.price, self.settle, self.memo = price, settle, memo
+        self.like, self.settled = like, settled
         waits = self.waits()
         self.before: dict[int, int] = {}
         for n in sort(waits):
@@ -267,20 +268,27 @@ class _Siblings(Graph):
     def pays(self, nodes: list[int], piece: Piece) -> bool:
         """Whether the kernel is cheaper than those of the nodes, all as they will be mapped."""
         parts = [self.piece(n).func for n in nodes]
-        after, *apart = (self.settle(func) for func in (piece.func, *parts))
-        before = sum(x for x in apart if x is not None)
-        pays = after is not None and after < before
+        key = tuple(map(self.like, (piece.func, *parts)))
+        if key not in self.settled:
+            after, *apart = (self.settle(func) for func in (piece.func, *parts))
+            self.settled[key] = (sum(x for x in apart if x is not None),
+                                 inf if after is None else after)
+        before, after = self.settled[key]
+        pays = after < before
         trace.emit("fired" if pays else "declined", "siblings",
                    " beside ".join(func.name for func in parts),
-                   f"{before * 1e6:.2f} us apart, {(after or inf) * 1e6:.2f} us together")
+                   f"{before * 1e6:.2f} us apart, {after * 1e6:.2f} us together")
         return pays
 
 
 # --- the pass
 
-def join_siblings(module: Module, price: Price, settle: Settle) -> Module:
+def join_siblings(module: Module, price: Price, settle: Settle,
+                  like: Like = lambda func: func) -> Module:
     """The module with kernels that read the same values joined where that lowers the price."""
     kernels = {k.name: k for k in module.kernels}
-    price, memo = cache(price), Memo()
-    return called(module.programs, [_Siblings(p.body.ops, kernels, price, settle, memo).run()
-                                    for p in module.programs])
+    price, like, memo = cache(price), cache(like), Memo()
+    settled: Settled = {}
+    return called(module.programs, [
+        _Siblings(p.body.ops, kernels, price, settle, like, memo, settled).run()
+        for p in module.programs])

@@ -69,13 +69,28 @@ def varies(stmt: Stmt, split: Split) -> bool:
 
 def statements(body: Block, mapping: tile.Mapping, nest: Nest) -> list[Stmt]:
     """Folds, scans, placed values and stores in order, each with the statements that it reads."""
+    if not (mapping.places or mapping.carries):
+        return list(_plain(body))
     stmts: list[Stmt] = []
     for fact in facts_of(body, frozenset(v for p in mapping.places for v in p.values)):
-        stmts.append(Stmt(fact.kind, fact.op, fact.axes, tuple(stmts[n] for n in fact.needs),
-                          fact.loads, fact.behind, _around(fact, mapping, nest)))
+        stmts.append(_stmt(fact, stmts, _around(fact, mapping, nest)))
     for carry in mapping.carries:
         _carry(carry, stmts, nest)
     return stmts
+
+
+@lru_cache(64)
+def _plain(body: Block) -> tuple[Stmt, ...]:
+    """The statements of a kernel that keeps nothing between its loops, the same in every nest."""
+    stmts: list[Stmt] = []
+    for fact in facts_of(body, frozenset()):
+        stmts.append(_stmt(fact, stmts, frozenset()))
+    return tuple(stmts)
+
+
+def _stmt(fact: Fact, before: Sequence[Stmt], within: frozenset[Split]) -> Stmt:
+    return Stmt(fact.kind, fact.op, fact.axes, tuple(before[n] for n in fact.needs), fact.loads,
+                fact.behind, within)
 
 
 @dataclass(frozen=True)
@@ -121,8 +136,6 @@ def _kind(op: Op, placed: frozenset[str]) -> str:
 
 def _around(fact: Fact, mapping: tile.Mapping, nest: Nest) -> frozenset[Split]:
     """The loops from the outermost to the one where a value of a statement is placed."""
-    if not mapping.places:
-        return frozenset()
     names = {p.loop for r in fact.op.results if (p := mapping.placed(r.name))}
     at = max((n for n, s in enumerate(nest.loops) if s.name in names), default=-1) if names else -1
     return frozenset(nest.loops[: at + 1])

@@ -9,13 +9,24 @@ import pytest
 from dumps import ALL, COLSUM, LAYER, PADDED, RELU_MM, RELU_MM_MAP, SOFTMAX, parse, random_kernel
 
 from rung.core import origins
-from rung.core.key import canonical, structural_key
+from rung.core.key import canonical, magnitude, structural_key
 
 MAPPED = RELU_MM + "\n" + RELU_MM_MAP
 
 
 def key(text: str) -> str:
     return structural_key(parse(text))
+
+
+def about(rows: int, name: str = "f", fn: str = "exp") -> str:
+    return magnitude(parse(f"kernel {name}(x: f32[{rows},8]) -> y: f32[{rows},8]\n"
+                           f"  axes i {rows}, j 8\n  y[i,j] = {fn}(x[i,j])"), 16)
+
+
+def test_magnitudes_are_of_bits_and_whole_vectors() -> None:
+    assert about(1040) == about(1072) == about(1072, "another")
+    assert len({about(1040), about(1041), about(2080), about(1040, fn="neg"), about(8),
+                about(9)}) == 6
 
 
 def rename(text: str, names: dict[str, str]) -> str:

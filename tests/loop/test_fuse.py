@@ -8,6 +8,7 @@ import pytest
 from programs import Prog, check, draw, price, size
 
 from rung.core import trace
+from rung.core.key import magnitude
 from rung.core.op import Func, Value
 from rung.core.parse import parse_module
 from rung.core.types import I64
@@ -325,6 +326,24 @@ def test_a_step_around_a_fold_is_taken_only_if_it_pays_as_mapped() -> None:
     assert any("as mapped" in e.detail for e in events if e.kind == "declined")
     assert len(fuse(program, price, lambda k: None).kernels) == 1  # nothing is known of any
     check(program, after, draw(p.done(p.map("relu", p.map("neg", total)))))
+
+
+def test_steps_between_kernels_of_the_same_magnitudes_are_settled_once() -> None:
+    p = Prog()
+    sizes = (1040, 1072, 1104, 1136, 2080)
+    ends = [p.reduce("add", p.map("exp", p.param(f"x{n}", 64, n)), 1) for n in sizes]
+    program, asked = to_loop(p.done(*ends)), list[Func]()
+
+    def settled(kernel: Func) -> float:
+        asked.append(kernel)
+        return price(kernel)
+
+    apart = fuse(program, price, settled)
+    every = len(set(asked))
+    asked.clear()
+    after = fuse(program, price, settled, like=lambda kernel: magnitude(kernel, 16))
+    assert 5 * len(set(asked)) == 2 * every  # of the lengths of 11 bits the first, and the last
+    assert [str(k) for k in after.kernels] == [str(k) for k in apart.kernels]
 
 
 PICKED = """program target(x: f32[4,9] input, n: i64[4] input)
