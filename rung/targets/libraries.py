@@ -117,7 +117,7 @@ def memory(count: int) -> torch.Tensor:
     """So many bytes, touched, that are small numbers as floats."""
     import torch
 
-    return torch.ones(count // 4).view(torch.uint8)
+    return torch.ones(count // 4, dtype=torch.float32, device="cpu").view(torch.uint8)
 
 
 @contextmanager

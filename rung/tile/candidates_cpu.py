@@ -31,7 +31,6 @@ REDUCED = ((4, 6), (6, 4), (4, 3), (2, 6), (3, 2), (1, 8), (1, 4), (4, 2), (8, 1
            (1, 1))
 SHARE = 20  # times more operations a point may take than an FMA
 BLOCK = 256  # elements of a contraction's axis between which the state waits in the output
-KEEP = 1 << 18  # bytes that a kept value may take
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ def candidates(kernel: Func, machine: Machine, hints: Mapping[str, int]
     shape, blocks = _shape(kernel, hints), False
     for vectors in _vector_sets(shape, machine):
         for lines in _axis_lines(shape, vectors, machine):
-            for places in _places(shape, lines):
+            for places in _places(shape, lines, machine):
                 base = TileMapping(kernel.name, machine.name, lines, places)
                 blocked = list(_blocked(shape, base))
                 if shape.main is not None and shape.main.axis not in vectors:
@@ -175,6 +174,7 @@ def _tiles(shape: Shape, vectors: dict[str, int], machine: Machine) -> Iterator[
         rows = [a for a in shape.sizes if a not in shape.reduced] if shape.scanned else []
         for first in (list(vectors) or rows)[:1]:
             yield from ({first: n} for n in (2, 4) if _fits(shape, first, vectors, n))
+        yield from ({a: machine.lanes} for a in _across(shape, vectors))
         return
     free = [a for a in shape.main.nest if a != shape.main.axis]
     free.sort(key=lambda a: -shape.sizes[a])
@@ -189,6 +189,17 @@ def _tiles(shape: Shape, vectors: dict[str, int], machine: Machine) -> Iterator[
         if down > 1 and (not rows or down > 2 * shape.sizes[rows[0]]):
             continue
         yield from _tile(shape, vectors, wide, rows, down, across)
+
+
+def _across(shape: Shape, vectors: dict[str, int]) -> list[str]:
+    """Of a kernel without folds, the axes along which memory is contiguous that lanes walk across:
+    as many copies as lanes use whole lines of it, as in a transpose."""
+    if shape.reduced:
+        return []
+    walked = [op for op in shape.kernel.body.ops if isinstance(op, loop.Load | loop.Store)
+              and any(loop.stride(op, a) != 1 for a in op.nest if a in vectors)]
+    return list(dict.fromkeys(a for op in walked for a in op.nest if a not in vectors
+                              and loop.stride(op, a) == 1))
 
 
 def _tile(shape: Shape, vectors: dict[str, int], wide: list[str], rows: list[str], down: int,
@@ -284,12 +295,13 @@ def _inside(axis: str, vectors: dict[str, int], tile: dict[str, int]
 
 
 # ---- kept values
-def _places(shape: Shape, lines: tuple[AxisLine, ...]) -> Iterator[tuple[Place, ...]]:
+def _places(shape: Shape, lines: tuple[AxisLine, ...], machine: Machine
+            ) -> Iterator[tuple[Place, ...]]:
     """Nothing, the costly maps that several phases read, or a prologue once for each core."""
     costly = [v for v in _costly(shape) if axes_of(v.type)]
     prologue = _prologue(shape, lines)
     for extra in dict.fromkeys(((), tuple(costly), tuple(prologue))):
-        places = tuple(p for v in extra if (p := _place(shape, v, lines)))
+        places = tuple(p for v in extra if (p := _place(shape, v, lines, machine)))
         yield places
 
 
@@ -302,14 +314,17 @@ def _prologue(shape: Shape, lines: tuple[AxisLine, ...]) -> list[Value]:
     return [v for v in shape.main.args if isinstance(made[v], Map)]
 
 
-def _place(shape: Shape, value: Value, lines: tuple[AxisLine, ...]) -> Place | None:
+def _place(shape: Shape, value: Value, lines: tuple[AxisLine, ...], machine: Machine
+           ) -> Place | None:
+    """In the cache of which it takes no more than two thirds, or a quarter of the next."""
+    near, next_, *_ = machine.spaces
     first = next((x for x in lines if x.splits[0][0] == "core"), lines[0])
     inside = [a for a in axes_of(value.type) if a != first.axis]
     bytes_ = 4 * _product(shape.sizes, tuple(inside))
-    if bytes_ > KEEP:
+    if 4 * bytes_ > next_.bytes:
         return None
-    space = "l1" if bytes_ <= 1 << 15 else "l2"
-    return Place((value.name,), space, first.axis, first.splits[0][0])
+    space = near if 3 * bytes_ <= 2 * near.bytes else next_
+    return Place((value.name,), space.name, first.axis, first.splits[0][0])
 
 
 def _costly(shape: Shape) -> list[Value]:

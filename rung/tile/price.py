@@ -39,6 +39,7 @@ EXPOSED = 0.3  # of the shorter of operations and memory takes time beside the l
 EXPOSED_THREADS = 0.1  # of the operations do, where other threads go on while some wait
 STATES = 30.0  # operations of a step of a fold of several states
 STEP = 18.0  # the same for each element, where one step takes a block of them
+SCATTER = 2.0  # times what a scattered load takes, a scattered store does: it reads lines too
 PAGE = 3072  # bytes; a walk of longer steps misses the TLB and the prefetcher each time
 
 
@@ -270,7 +271,8 @@ class _Pricing:
                 loop.stride(op, a) == 1 and self.units[a] > 1 for a in op.nest if a not in wide):
             return TURN
         far = steps * dtype_of(op.buf.type).bytes >= PAGE  # the lanes' lines share a cache set
-        return self.lanes[wide[0]] * (8.0 if far else 1.5)
+        each = 1.0 if isinstance(op, loop.Load) else SCATTER
+        return each * self.lanes[wide[0]] * (8.0 if far else 1.5)
 
     def _own(self, op: Op) -> float:
         count = self._vectors(op.nest)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("RUNG_CALIBRATE", "0")  # the same prices in all processes
 
 import declined
 import shards

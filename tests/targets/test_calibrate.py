@@ -13,6 +13,7 @@ import torch
 from rung.core import store
 from rung.core.parse import parse_module
 from rung.pipeline import VOCABULARIES
+from rung.targets import libraries
 from rung.targets.base import target
 from rung.targets.cpu import build, calibrate, machine
 from rung.targets.cpu import target as cpu
@@ -129,6 +130,23 @@ def test_cores_that_others_keep_busy_are_not_measured(busy: bool, monkeypatch: p
     monkeypatch.setattr(calibrate, "seconds", lambda _: (
         1.25 * once * steps * (1 + next(times) * busy)))
     assert bench._scale(once) == ((1.0, False) if busy else (0.8, True))
+
+
+def test_no_memory_is_slower_than_one_behind_it() -> None:
+    found = calibrate.ordered([(1, 9.0, 0.0), (2, 3.0, 0.0), (3, 1.0, 5.0), (4, 4.0, 8.0)])
+    assert found == [(1, 9.0, 0.0), (2, 4.0, 0.0), (3, 4.0, 8.0), (4, 4.0, 8.0)]
+
+
+@pytest.mark.parametrize("kind", [torch.float64, torch.bfloat16])
+def test_defaults_of_the_user_do_not_matter(kind: torch.dtype) -> None:
+    torch.set_default_dtype(kind)
+    try:
+        with torch.device("meta"):
+            made = libraries.memory(1 << 20)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert (made.nbytes, made.device.type) == (1 << 20, "cpu")
+    assert torch.equal(made.view(torch.float32), torch.ones(1 << 18))
 
 
 MATMUL = """

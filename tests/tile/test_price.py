@@ -110,6 +110,14 @@ def test_what_each_core_reads_shares_the_cache_of_all() -> None:
     assert 1.8 * seconds[1] > 1.2 * seconds[0]  # they have 1.8 times the bandwidth of one
 
 
+def test_a_transpose_stores_in_order_and_uses_whole_lines_of_what_it_loads() -> None:
+    func = kernel("kernel copy(x: f32[2048,1024]) -> y: f32[1024,2048]\n  y[i,j] = x[j,i]\n")
+    found = choose(func, AVX512, candidates).kernel.attr("mapping")
+    assert found.axis("j").splits[-1] == ("simd", 16) and found.axis("i").splits[-1] == ("reg", 16)
+    plain = parse_mapping("map copy on cpu.avx512\n  i: l1 *\n  j: l1 *, simd 16\n")
+    assert price(func, plain, AVX512).seconds > 4 * price(func, found, AVX512).seconds
+
+
 LINEAR = """
 kernel linear(x: f32[32,{n}], w: f32[{n},{n}]) -> y: f32[32,{n}]
   mm = contract add mul x[i,k], w[j,k] over k {n} : f32 over i,j acc f32

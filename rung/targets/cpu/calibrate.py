@@ -175,6 +175,15 @@ def within(low: float, x: float, high: float) -> float:
     return min(high, max(low, x))
 
 
+def ordered(spaces: Iterable[tuple[int, float, float]]) -> list[tuple[int, float, float]]:
+    """Memories of which none is slower than one that is farther away."""
+    found, far = list[tuple[int, float, float]](), (0.0, 0.0)
+    for count, one, most in reversed(list(spaces)):
+        far = max(one, far[0]), max(most, far[1]) if most else 0.0
+        found.append((count, *far))
+    return found[::-1]
+
+
 def rounded(x: float) -> float:
     """Two digits."""
     return float(f"{x:.2g}")
@@ -203,7 +212,7 @@ class _Measuring:
         once = least(self.run("chains", STEPS)) / STEPS / CHAINS  # seconds of a vector operation
         f32, waits = 2 * self.machine.lanes / once, least(self.run("chain", STEPS)) / STEPS
         scale, quiet = self._scale(once)
-        spaces = list(self._spaces(quiet))
+        spaces = ordered(self._spaces(quiet))
         count, single = (self.threads, nullcontext()) if quiet else (1, libraries.one_thread())
         with single:
             stream = spaces[-1][2 if quiet else 1]
