@@ -92,7 +92,7 @@ class _Count:
         parallel = self._parallel()
         idle = cores / min(cores, max(parallel, 1))
         alone = seconds + 2 * ops / rates.flops["f32"]  # rates are a core's
-        compute = alone * idle / cores / (rates.scale if idle < cores else 1.0)
+        compute = alone * idle / cores / (rates.issue.scale if idle < cores else 1.0)
         moved = memory / rates.memory + cache / rates.cache
         shared = self.machine.spaces[-1].together(cores) if self.machine.spaces else cores
         traffic = moved * min(idle, shared) / shared

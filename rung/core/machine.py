@@ -64,6 +64,17 @@ class Issue:
 
     latency: float = 8.0  # that could start while one result is awaited
     load: float = 0.5  # of a broadcast from the nearest cache
+    scale: float = 1.0  # of its operations/s a core keeps while all compute
+
+
+@dataclass(frozen=True)
+class Flow:
+    """How threads reach memory, in bytes: the widest access of one, what those of a core have to
+    ask for until memory has its rate, and the least that it brings."""
+
+    access: int = 1
+    flight: int = 0
+    sector: int = 1
 
 
 @dataclass(frozen=True)
@@ -71,8 +82,7 @@ class Rates:
     """Measured ceilings of one core for the cost model: bytes/s, operations/s by dtype name.
 
     `forms` are scalar functions that cost less than what they can replace: see `loop/strength.py`
-    and `kernel/arithmetic.py`. Memory has its rate where a core has asked for `flight` bytes, in
-    runs of at least `sector`. `reach` has the library calls by atom and dtype.
+    and `kernel/arithmetic.py`. `reach` has the library calls by atom and dtype.
     """
 
     memory: float
@@ -81,11 +91,8 @@ class Rates:
     launch: float = 1e-6
     fork: float = 0.0  # seconds to start and join a team of threads
     forms: tuple[str, ...] = ()
-    access: int = 1  # bytes of the widest access of one thread
-    flight: int = 0
-    sector: int = 1
+    flow: Flow = Flow()
     part: int = 256  # steps of a fold that are worth a part of their own
-    scale: float = 1.0  # of its operations/s a core keeps while all compute
     issue: Issue = Issue()
     reach: dict[str, Reach] = field(default_factory=dict, hash=False)
 

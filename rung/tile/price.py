@@ -120,7 +120,7 @@ class _Pricing:
         costs = [(self._statement(s), self._shared(s)) for s in self.tree.stmts]
         alone = sum(cost for cost, _ in costs) * spill
         spread = sum(cost / (cores if shared else 1) for cost, shared in costs) * spill
-        slot = self._slot() / (self.nest.machine.rates.scale if cores > 1 else 1.0)
+        slot = self._slot() / (self.nest.machine.rates.issue.scale if cores > 1 else 1.0)
         return cores, spread * slot / self._busy(), alone / spread
 
     def least(self) -> float:
@@ -167,7 +167,7 @@ class _Pricing:
         being under way at once. What a mover brings is asked for earlier."""
         loads = [x for x in self.tree.accesses if isinstance(x, loop.Load)]
         ahead = any(self.tree.mapping.placed(x.buf.name) for x in loads)
-        wanted = self.nest.machine.rates.flight
+        wanted = self.nest.machine.rates.flow.flight
         if not (wanted and loads) or ahead or max(self.trips, default=1) == 1:
             return 1.0
         blocks = prod(map(self._steps, self.grid)) / self.nest.machine.cores
@@ -258,7 +258,7 @@ class _Pricing:
         wide = [a for a in op.nest if self.lanes[a] > 1]
         if self.threads and self.threads[-1].axis in op.nest:  # neighbours read together
             along, size = self.threads[-1].axis, dtype_of(op.buf.type).bytes
-            copies = min(self.units[along], max(1, self.nest.machine.rates.access // size))
+            copies = min(self.units[along], max(1, self.nest.machine.rates.flow.access // size))
             return 0.7 / copies if loop.stride(op, along) == 1 else 8.0
         near = self.nest.machine.rates.issue.load
         if not wide:
@@ -374,7 +374,7 @@ class _Pricing:
             return 1.0
         run = self.units[along] * prod(self._steps(s) for s in self.threads if s.axis == along)
         size = dtype_of(op.buf.type).bytes * min(run, self.sizes[along])
-        return max(1.0, self.nest.machine.rates.sector / size) if run < self.sizes[along] else 1.0
+        return max(1.0, self.nest.machine.rates.flow.sector / size) if run < self.sizes[along] else 1.0
 
     def _derate(self, op: loop.Load | loop.Store) -> float:
         """Short contiguous runs waste bandwidth: prefetchers and pages follow long ones."""

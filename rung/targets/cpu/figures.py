@@ -30,8 +30,7 @@ class Figures:
         """What prices read. Other types have the shares of f32 that vectors of them have."""
         flops = {"f32": self.f32, "f64": self.f32 / 2, "i64": self.f32 / 8, "i32": self.f32 / 2}
         return Rates(self.spaces[-1][1], self.spaces[1][1], flops, 2e-6, self.fork,
-                     scale=self.scale,
-                     issue=Issue(self.latency, self.load), reach=dict(self.reach))
+                     issue=Issue(self.latency, self.load, self.scale), reach=dict(self.reach))
 
     def memories(self) -> tuple[Space, ...]:
         """The caches and DRAM; the nearest two belong to a core."""

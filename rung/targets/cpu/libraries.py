@@ -34,7 +34,7 @@ def _seconds(name: str) -> Seconds:
         reach = rates.reach.get(f"{name} {dtype}", UNKNOWN)
         bytes_ = dtype.bytes * batch * (m * k + k * n + m * n)
         stream = memory.rate * memory.together(cores) * (reach.stream if m < SKINNY else 0.9)
-        peak = rates.flops["f32"] * reach.peak * cores * (rates.scale if cores > 1 else 1.0)
+        peak = rates.flops["f32"] * reach.peak * cores * (rates.issue.scale if cores > 1 else 1.0)
         work = 2.0 * batch * m * n * k / peak if m >= SKINNY else 0.0
         return max(work, bytes_ / stream) + reach.dispatch + (rates.fork if cores > 1 else 0.0)
 

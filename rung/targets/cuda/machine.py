@@ -8,7 +8,7 @@ are made of warpgroups, which alone can take registers over from each other.
 
 from __future__ import annotations
 
-from rung.core.machine import GRID, SEQ, THREAD, UNROLL, Level, Machine, Rates, Space, Teams
+from rung.core.machine import GRID, SEQ, THREAD, UNROLL, Flow, Level, Machine, Rates, Space, Teams
 from rung.targets.cuda.atoms import FFMA
 
 SMS = 132
@@ -24,8 +24,8 @@ SM90 = Machine(
      Space("hbm", 141 << 30, 4.28e12 / SHARE, atomics=ATOMICS)),
     Rates(4.28e12 / SHARE, 9e12 / SHARE, {"f32": 55e12 / SMS, "f64": 27e12 / SMS,
                                           "i64": 7e12 / SMS, "i32": 28e12 / SMS}, 2.6e-6,
-          forms=("reciprocal", "erfp1", "exp_approx", "i32", "fma"), access=16, flight=32 << 10,
-          sector=32, part=8),
+          forms=("reciprocal", "erfp1", "exp_approx", "i32", "fma"), flow=Flow(16, 32 << 10, 32),
+          part=8),
     1, 255, ("ld/st", "cp.async"), (FFMA,), cores=SMS, asynchronous=("cp.async",),
     teams=Teams(("load", "math"), threads=128, most=1024, registers=65536))
 MACHINES = {SM90.name: SM90}
