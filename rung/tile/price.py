@@ -374,7 +374,8 @@ class _Pricing:
             return 1.0
         run = self.units[along] * prod(self._steps(s) for s in self.threads if s.axis == along)
         size = dtype_of(op.buf.type).bytes * min(run, self.sizes[along])
-        return max(1.0, self.nest.machine.rates.flow.sector / size) if run < self.sizes[along] else 1.0
+        least = self.nest.machine.rates.flow.sector
+        return max(1.0, least / size) if run < self.sizes[along] else 1.0
 
     def _derate(self, op: loop.Load | loop.Store) -> float:
         """Short contiguous runs waste bandwidth: prefetchers and pages follow long ones."""
