@@ -53,6 +53,7 @@ TORCH = {
     "and": torch.bitwise_and, "or": torch.bitwise_or, "xor": torch.bitwise_xor,
     "not": torch.bitwise_not, "shift_left": torch.bitwise_left_shift,
     "shift_right": torch.bitwise_right_shift, "quotient": quotient, "fmod": fmod,
+    "exp_approx": torch.exp,
     "erfp1": lambda x: torch.erfc(-x.double()).to(x.dtype),
     "sinh": lambda x: torch.sinh(x.double()).to(x.dtype),  # torch's own overflows too soon
     "cosh": lambda x: torch.cosh(x.double()).to(x.dtype),

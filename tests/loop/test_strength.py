@@ -1,4 +1,4 @@
-"""Reciprocals instead of divisions, 1 + erf(x), a coarse exp and places in 32 bits: where they stand, and that they are right."""
+"""Reciprocals, 1 + erf(x), coarse exps, places in 32 bits: where they stand, and if rightly so."""
 
 from __future__ import annotations
 

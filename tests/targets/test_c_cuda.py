@@ -24,7 +24,7 @@ static float off(float y, double error) {
   return !isfinite(y) || !y || fabs(m) == 0.5 ? y : (float)(y + ldexp(error, e - 1));
 }
 """
-FUNCTIONS = ("erfp1", "sigmoid", "silu")
+FUNCTIONS = ("erfp1", "exp_approx", "sigmoid", "silu")
 # What PTX allows ex2.approx and rcp.approx, for results from 1 to 2; powers of two are exact.
 ERRORS = {"return exp2f(a);": 2.0**-22.5, "return 1 / a;": 2.0**-23}
 Sweep = Callable[[str, np.ndarray], np.ndarray]
@@ -88,6 +88,17 @@ def test_one_plus_erf(sweep: Sweep) -> None:
     assert erfp1_errs(sweep) < 2
 
 
+def test_a_coarse_exp(sweep: Sweep) -> None:
+    """As docs/numerics.md bounds it, but where the result is subnormal."""
+    x = arguments()
+    x = x[(x > -87.3) & (x < 88.7)]
+    exact, error = errors("exp_approx", sweep("exp_approx", x), x)
+    near = 2.0**-22 + np.abs(x.astype(np.float64)) * 2.0**-23.7
+    assert (error <= near * exact).all() and near.max() <= 2.0**-17
+    weights = x <= 0
+    assert error[weights].max() <= 2.0**-21
+
+
 @pytest.mark.parametrize(("name", "bound"), [("sigmoid", 4.0), ("silu", 5.0)])
 def test_sigmoids(name: str, bound: float, sweep: Sweep) -> None:
     x = arguments()
@@ -106,6 +117,8 @@ def test_exact_values(sweep: Sweep) -> None:
     x = np.array([0.0, -0.0, 1e38, -1e38, np.inf, -np.inf, 40, -40], np.float32)
     one = sweep("erfp1", x)
     assert one[2:].tolist() == [2, 0, 2, 0, 2, 0]
+    assert sweep("exp_approx", x)[[0, 1, 2, 3, 4, 5]].tolist() == [1, 1, np.inf, 0, np.inf, 0]
+    assert np.isnan(sweep("exp_approx", np.array([np.nan]))).all()
     assert np.isnan(sweep("erfp1", np.array([np.nan]))).all()
     assert sweep("sigmoid", x)[2:].tolist()[:4] == [1, 0, 1, 0]
     signs = np.signbit(sweep("silu", x[:2]))

@@ -194,10 +194,11 @@ def _is_small(x: fx.Node, node: fx.Node) -> bool:
 
 
 def _is_in_memory(node: fx.Node, inside: Container[fx.Node]) -> bool:
-    """Whether the forward graph writes a value: it is made and read by other than elementwise
-    operators."""
+    """Whether the forward graph writes a value: it is made and read, itself or as another type, by
+    other than elementwise operators."""
+    users = [m for n in _users(node) for m in (_users(n) if _is_cast(n) else [n])]
     return not _is_elementwise(node) and any(
-        n in inside and not _is_elementwise(n) for n in _users(node))
+        n in inside and not _is_elementwise(n) for n in users)
 
 
 def _is_elementwise(node: fx.Node) -> bool:
@@ -208,7 +209,7 @@ def _is_elementwise(node: fx.Node) -> bool:
 
 def _is_cast(node: fx.Node) -> bool:
     """Whether a node gives its operand another type, where it is."""
-    return (node.target is aten._to_copy.default
+    return (node.target is aten._to_copy.default and isinstance(node.meta["val"], torch.Tensor)
             and node.meta["val"].device == node.all_input_nodes[0].meta["val"].device)
 
 
