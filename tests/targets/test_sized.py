@@ -23,7 +23,7 @@ WIDTHS = (160, 224, 288, 352, 416, 403)
 
 
 def shifted(*xs: torch.Tensor) -> list[torch.Tensor]:
-    """Rows of several widths, all but the last of which differ in numbers only."""
+    """Rows of several widths, most of which differ in numbers only; the last is ragged."""
     return [x - x.amax(1, keepdim=True) for x in xs]
 
 
@@ -44,10 +44,10 @@ def source_of(fn: Callable[..., object], args: Sequence[torch.Tensor]) -> str:
 def test_kernels_that_differ_in_numbers_are_one_function() -> None:
     source = source_of(shifted, rows())
     calls = re.findall(r"^extern void (run_\w+)\(.*\{ (run_\w+_sized)\((.*)\); \}$", source, re.M)
-    assert len(calls) == len(WIDTHS) - 1
+    assert SEVERAL <= len(calls) < len(WIDTHS)  # those that the machine maps alike
     assert len({function for _, function, _ in calls}) == 1
     assert len({args for *_, args in calls}) == len(calls)
-    assert len(re.findall(r"^void run_", source, re.M)) == 2  # and that of the ragged width
+    assert len(re.findall(r"^void run_", source, re.M)) == 1 + len(WIDTHS) - len(calls)
 
 
 def test_few_kernels_stay_apart() -> None:
@@ -56,7 +56,7 @@ def test_few_kernels_stay_apart() -> None:
 
 def test_each_kernel_gives_what_it_means() -> None:
     made = kernels_of(shifted, rows())
-    assert sum(m.lowered.attr("like") is not None for m in made) == len(WIDTHS) - 1
+    assert SEVERAL <= sum(m.lowered.attr("like") is not None for m in made) < len(WIDTHS)
     for one in made:
         assert differences(one, {}) == []
 
