@@ -159,6 +159,22 @@ def mixed(axis: str) -> Module:
     return module_of(MIXED if axis == "j" else MIXED.replace(s + c, c + s))
 
 
+def test_outputs_that_all_parts_would_write_stay_in_the_merge_kernel() -> None:
+    """One that does not run along the axis, and one of which several points are one element."""
+    (kernel,) = parse_module("""
+kernel k(x: f32[s0,6], w: f32[6], at: i64[s0]) -> y: f32[s0,6], q: f32[6], t: f32[9,6], b: f32[6]
+  v = exp(x[i,j]) : f32 over i,j
+  c = fold add v over i s0 : f32 over j acc f32
+  y[i,j] = v
+  q[j] = w[j] * 2.0
+  t[at[i],j] add= v
+  b[j] = c
+""", KINDS)
+    first, second, spaces = split_fold(kernel, "i", 4)
+    assert [v.name for v in first.outs[len(spaces):]] == ["y"]
+    assert [v.name for v in second.outs] == ["q", "t", "b"]
+
+
 @pytest.mark.parametrize("axis", ["i", "j"])
 @pytest.mark.parametrize("parts", [2, 3, 7])
 def test_outputs_of_both_halves_are_right(axis: str, parts: int) -> None:
