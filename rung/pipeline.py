@@ -71,6 +71,7 @@ class Context:
     mappings: Mapping[str, TileMapping] = field(default_factory=dict)
     careful: bool = False  # no more folds in a kernel than its parts have
     choices: dict[str, Choice] = field(default_factory=dict, compare=False)
+    prices: dict[str, Price | None] = field(default_factory=dict, compare=False)
     seconds: dict[Func, float | None] = field(default_factory=dict, compare=False)
     lowered: dict[Func, Func] = field(default_factory=dict, compare=False)
 
@@ -86,7 +87,11 @@ class Context:
 
     def bound(self, kernel: Func) -> float:
         """The least seconds that a kernel can take, before anything is known of its mapping."""
-        return self._fine(kernel) + bound(kernel, self.machine, self.hints).seconds
+        return self._fine(kernel) + self.least(kernel)
+
+    def least(self, kernel: Func) -> float:
+        """The same whatever the user asked for."""
+        return bound(kernel, self.machine, self.hints).seconds
 
     def settled(self, kernel: Func) -> float | None:
         """Seconds of a kernel as it will be mapped, or of the parts that it is split into; None
@@ -105,8 +110,11 @@ class Context:
         return magnitude(kernel, self.machine.lanes)
 
     def _cheapest(self, kernel: Func) -> Price | None:
-        return choose.cheapest(
-            kernel, self.machine, self.target.candidates, self.hints, self.libraries)
+        key = structural_key(kernel, *map(str, sizes_of(kernel)))
+        if key not in self.prices:
+            self.prices[key] = choose.cheapest(
+                kernel, self.machine, self.target.candidates, self.hints, self.libraries)
+        return self.prices[key]
 
     def _parts(self, kernel: Func) -> float | None:
         """Seconds of the launches that sums of many threads are split into; None where a kernel
@@ -118,7 +126,7 @@ class Context:
         def price(kernel: Func) -> tuple[float, float]:
             found = self._cheapest(kernel)
             return (found.seconds, found.cores) if found else (inf, machine.cores)
-        found = split.plan(kernel, price, machine.cores, machine.rates)
+        found = split.plan(kernel, price, machine.cores, machine.rates, least=self.least)
         return found.seconds if found else None
 
     def _fine(self, kernel: Func) -> float:
@@ -253,7 +261,8 @@ def _split(module: Module, context: Context) -> Module:
         cost = _choice(kernel, context).price
         return cost.seconds, cost.cores if kernel not in own else context.machine.cores
     machine = context.machine
-    return split.split(module, price, machine.cores, machine.rates, not machine.threaded)
+    return split.split(module, price, machine.cores, machine.rates, not machine.threaded,
+                       context.least)
 
 
 PASSES = (

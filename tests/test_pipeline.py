@@ -27,6 +27,7 @@ from rung.frontends.torch.types import hints_of
 from rung.program.ir import VOCABULARY, Module
 from rung.targets.base import UnknownTarget, target
 from rung.targets.cpu.emit import emit
+from rung.tile.choose import cheapest
 from rung.tile.mapping import parse_mapping
 from rung.tile.to_kernel import to_kernel
 from rung.tools import check
@@ -259,3 +260,25 @@ def test_a_notice_comes_before_the_end(capfd: pytest.CaptureFixture[str]) -> Non
     with trace.notice("waiting", 3600):
         pass
     assert not capfd.readouterr().err
+
+
+COLUMNS = """
+kernel k(x: f32[65536,512], y: f32[65536,512]) -> z: f32[512]
+  c = fold add x[i,j] * y[i,j] over i 65536 : f32 over j acc f32
+  z[j] = c
+"""
+
+
+@pytest.mark.parametrize("name, split", [("cuda.sm90", True), ("cpu.avx512", False)])
+def test_fusion_knows_what_a_sum_of_columns_takes_in_parts(name: str, split: bool) -> None:
+    """As the pass will split it: else it would seem dearer beside rows than it is."""
+    (kernel,) = parse_module(COLUMNS, pipeline.VOCABULARIES)
+    where = pipeline.Context(target(name), TORCH)
+    whole = cheapest(kernel, where.machine, where.target.candidates, {}, ())
+    seconds = where.settled(kernel)
+    assert whole is not None and seconds is not None
+    assert (seconds < 0.8 * whole.seconds) is split
+    made = pipeline._split(Module((), (kernel,)), where)
+    assert len(made.kernels) == (2 if split else 1)
+    assert not split or seconds == pytest.approx(
+        sum(pipeline._choice(k, where).price.seconds for k in made.kernels))

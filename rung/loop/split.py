@@ -34,7 +34,9 @@ from rung.program.ir import KernelCall, Module
 
 Halves = tuple[Func, Func, tuple[TensorType, ...]]
 Reason: TypeAlias = str
+Way: TypeAlias = tuple[str, int, Halves]  # an axis, in so many parts
 Price = Callable[[Func], tuple[float, float]]  # seconds of a launch, and cores that it keeps busy
+Least = Callable[[Func], float]  # seconds of a launch, at least
 BUSY = 0.95  # of the cores at work is as good as all
 GAIN = 0.8  # of the unsplit launch's time is the most that two may take
 NEAR = 0.9  # of as many parts as were wanted is near enough, where those are equally long
@@ -81,26 +83,31 @@ class SplitPlan:
                 f"{self.parts} parts")
 
 
-def plan(kernel: Func, price: Price, cores: int, rates: Rates = RATES, scans: bool = False
-         ) -> SplitPlan | None:
+def plan(kernel: Func, price: Price, cores: int, rates: Rates = RATES, scans: bool = False,
+         least: Least = lambda _: 0.0) -> SplitPlan | None:
     """The cheapest split of a fold, or of a scan too, whose launch leaves cores idle, if clearly
-    profitable."""
+    profitable. Splits that take longer even by `least` are not priced."""
     axes = dict.fromkeys(op.axis for op in (folds(kernel) if scans else reductions(kernel)))
     if cores == 1 or not axes:
         return None
     seconds, busy = price(kernel)
     if busy >= BUSY * cores or GAIN * seconds <= 2 * rates.launch:
         return None
-    found: list[SplitPlan] = []
-    for axis in axes:
-        size = extents_of(kernel)[axis].const_value
-        for parts in dict.fromkeys(_even(size, n) for n in _wanted(cores / busy)):
-            if parts > 1 and (size is None or size >= rates.part * parts):
-                found += _plans(kernel, axis, parts, price, seconds)
-    for one in found:
+    best: SplitPlan | None = None
+    ways = [way for axis in axes for way in _ways(kernel, axis, cores / busy, rates.part)]
+    for low, (axis, parts, halves) in sorted(
+            ((sum(map(least, way[2][:2])), way) for way in ways), key=lambda x: x[0]):
+        limit = best.seconds if best else GAIN * seconds
+        if low >= limit:
+            break
+        try:
+            one = SplitPlan(axis, parts, halves, sum(price(k)[0] for k in halves[:2]), seconds)
+        except RungError as error:
+            trace.emit("declined", "split", kernel.name, str(error))
+            continue
         trace.emit("priced", "split", kernel.name, str(one))
-    best = min(found, key=lambda one: one.seconds, default=None)
-    return best if best and best.seconds < GAIN * seconds else None
+        best = one if one.seconds < limit else best
+    return best
 
 
 def _wanted(share: float) -> Iterator[int]:
@@ -116,23 +123,26 @@ def _even(size: int | None, parts: int) -> int:
     return next(near, parts)
 
 
-def _plans(kernel: Func, axis: str, parts: int, price: Price, whole: float) -> Iterator[SplitPlan]:
-    """The split of one axis into `parts`, as it is or with its folds merged into one."""
-    for made in dict.fromkeys((kernel, merge(kernel))):
-        try:
-            halves = split_fold(made, axis, parts)
-            yield SplitPlan(axis, parts, halves, sum(price(k)[0] for k in halves[:2]), whole)
-        except RungError as error:
-            trace.emit("declined", "split", kernel.name, str(error))
+def _ways(kernel: Func, axis: str, share: float, least: int) -> Iterator[Way]:
+    """The splits of one axis, as it is or with its folds merged into one."""
+    size = extents_of(kernel)[axis].const_value
+    for parts in dict.fromkeys(_even(size, n) for n in _wanted(share)):
+        if parts == 1 or (size is not None and size < least * parts):
+            continue
+        for made in dict.fromkeys((kernel, merge(kernel))):
+            try:
+                yield axis, parts, split_fold(made, axis, parts)
+            except Declined as declined:
+                trace.emit("declined", "split", kernel.name, str(declined))
 
 
 # --- the pass
 
-def split(module: Module, price: Price, cores: int, rates: Rates = RATES, scans: bool = False
-          ) -> Module:
+def split(module: Module, price: Price, cores: int, rates: Rates = RATES, scans: bool = False,
+          least: Least = lambda _: 0.0) -> Module:
     """The module with folds split where one launch would leave cores idle."""
     plans = {k.name: found for k in module.kernels
-             if (found := plan(k, price, cores, rates, scans))}
+             if (found := plan(k, price, cores, rates, scans, least))}
     if not plans:
         return module
     for name, one in plans.items():

@@ -8,6 +8,7 @@ from rung.core.cost import HINT, TILE, bound
 from rung.core.op import Func
 from rung.core.parse import parse_module
 from rung.loop import ir as loop
+from rung.targets.cuda.machine import SM90
 
 
 def parse(text: str) -> Func:
@@ -66,3 +67,15 @@ def test_a_serial_kernel_leaves_cores_idle() -> None:
     one, two = (bound(parse(row.format(n=n)), CPU) for n in (1, 2))
     assert (one.parallel, two.parallel) == (1, 2)
     assert one.ops * 2 == two.ops and one.seconds > 0.9 * two.seconds
+
+
+def test_where_all_threads_start_together_only_folds_that_a_store_waits_for_are_serial() -> None:
+    """Sums of columns beside rows are split: the rows are independent all the same."""
+    func = parse("kernel f(x: f32[4096,64]) -> y: f32[4096,64], z: f32[64]\n"
+                 "  s = fold add x[i,j] over j 64 : f32 over i acc f32\n"
+                 "  c = fold add x[i,j] over i 4096 : f32 over j acc f32\n"
+                 "  y[i,j] = x[i,j] - s\n  z[j] = c")
+    assert SM90.threaded and not CPU.threaded
+    assert (bound(func, CPU).parallel, bound(func, SM90).parallel) == (1, 4096)
+    late = parse(str(func).replace("x[i,j] - s", "x[i,j] - s * c"))
+    assert bound(late, SM90).parallel == 64  # z's columns

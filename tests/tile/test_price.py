@@ -21,11 +21,12 @@ from rung.targets.base import target
 from rung.targets.cpu.figures import ASLEEP
 from rung.targets.cpu.libraries import LIBRARIES
 from rung.targets.cpu.machine import AVX512
+from rung.targets.cuda.machine import SM90
 from rung.tile.candidates_cpu import candidates
 from rung.tile.choose import cheapest, choose
 from rung.tile.mapping import parse_mapping
 from rung.tile.match import call_of
-from rung.tile.price import price
+from rung.tile.price import Price, price
 
 MATMUL = """
 kernel mm(x: f32[{m},{k}], w: f32[{k},{n}], c: f32[{m},{n}]) -> y: f32[{m},{n}]
@@ -174,3 +175,45 @@ def test_a_ring_costs_less_where_it_hides_a_transfer() -> None:
     made = choose(kernel(MATMUL.format(m=17, n=33, k=1000, more="").replace(
         ", c: f32[17,33]", "")), toy.machine, toy.candidates)
     assert made.kernel.attr("mapping").placed("x").ring > 1
+
+
+def on_sm90(text: str, axes: str, **rates: int) -> Price:
+    """The price of a kernel named k under a mapping of the H200."""
+    func = kernel(f"{text}map k on cuda.sm90\n{axes}")
+    machine = replace(SM90, rates=replace(SM90.rates, **rates))
+    return price(func, func.attr("mapping"), machine)
+
+
+COLUMNS = ("kernel k(x: f32[65536,4096]) -> y: f32[4096]\n"
+           "  c = fold add x[i,j] over i 65536 : f32 over j acc f32\n  y[j] = c\n")
+
+
+def test_memory_has_its_rate_where_enough_bytes_are_under_way() -> None:
+    """One load a step of 256 threads is 1 KiB: four of them bring the same bytes sooner, and a
+    machine of which nothing is known waits for neither."""
+    axes = "  i: seq *, reg {}, thread 8\n  j: grid *, thread 32\n"
+    one, four = (on_sm90(COLUMNS, axes.format(n)) for n in (1, 4))
+    brought = [dict(x.traffic)["hbm"] for x in (one, four)]
+    assert brought[0] == pytest.approx(4 * brought[1])
+    free = [dict(on_sm90(COLUMNS, axes.format(n), flight=0).traffic)["hbm"] for n in (1, 4)]
+    assert free[0] == free[1] <= brought[1]
+
+
+def test_short_runs_of_memory_bring_whole_sectors() -> None:
+    text = "kernel k(x: f32[65536,4096]) -> y: f32[65536,4096]\n  y[i,j] = x[i,j] + 1.0\n"
+    axes = "  i: grid *, thread {}\n  j: grid *, thread {}\n"
+    short, whole, long = (dict(on_sm90(text, axes.format(256 // n, n)).traffic)["hbm"]
+                          for n in (4, 8, 64))
+    assert short == pytest.approx(2 * whole) and whole == long
+    rows = text.replace("65536", "67108864").replace("4096", "4")  # which follow each other
+    assert dict(on_sm90(rows, axes.format(64, 4)).traffic)["hbm"] == pytest.approx(whole)
+
+
+def test_what_one_leaf_computes_for_several_stores_counts_once() -> None:
+    text = ("kernel k(x: f32[1048576]) -> y: f32[1048576], z: f32[1048576]\n"
+            "  v = {} : f32 over i\n  y[i] = v\n  z[i] = v\n")
+    axes = "  i: grid *, thread 256, reg 4\n"
+    cheap, dear = (on_sm90(text.format(v), axes).compute for v in ("x[i] + 1.0", "exp(x[i])"))
+    alone = [on_sm90(text.format(v).replace("  z[i] = v\n", "").replace(
+        ", z: f32[1048576]", ""), axes).compute for v in ("x[i] + 1.0", "exp(x[i])")]
+    assert dear - cheap == pytest.approx(alone[1] - alone[0])

@@ -19,7 +19,7 @@ from typing import Any
 from rung.core import origins, trace
 from rung.core.errors import Unsupported, VerifyError
 from rung.core.expr import ZERO, may_be_negative
-from rung.core.op import Block, Builder, Func, Op, Value, names_of, walk
+from rung.core.op import Block, Builder, Func, Op, Value, made_by, names_of, uses, walk
 from rung.core.ops import Map, Yield
 from rung.core.origins import Origin
 from rung.core.rewrite import dead_code
@@ -148,11 +148,23 @@ class _Lowering:
             for part in walk(Block((), (op,))):
                 origins.derive_parts(part.results, call.results)
         origins.derive((names[v] for v in values[:1] if v in names), call.results)
+        unread = self.unread(call, inner.ops) if origins.following() else ()
         for old, v in zip(call.results, values, strict=True):
             self.new[old] = names.get(v, v)
-            origins.absorb(self.new[old], old)
+            origins.absorb(self.new[old], old, *unread)
             self.results.layouts.note(old, self.new[old])
         return True
+
+    def unread(self, call: Call, ops: Sequence[Op]) -> Iterable[Value]:
+        """The operands of a call whose meaning does not read them, and what they alone read."""
+        read, readers = {v for op in ops for v in op.operands()}, uses(self.func.body)
+        made, found = made_by(self.func), dict[Value, None]()
+        todo = [v for v in call.operands() if self.new.get(v, v) not in read]
+        while todo:
+            found[v := todo.pop()] = None
+            if v in made and len({*readers[v]}) == 1:
+                todo += [x for x in made[v].operands() if x not in found]
+        return found
 
     def entry(self, call: Call) -> Entry:
         entry = TABLE.get(call.target)
