@@ -6,8 +6,7 @@ A statement outside of every parallel loop has one core.
 
 Operations are counted at the leaves: a value over the unrolled axes r, q costs r*q vectors in each
 step of its statement's nest, so register blocking, broadcast loads and short dependency chains
-show. A level's traffic is what the outermost loops that fit in it touch, each access as often as
-the loops outside of them are around it: not those right outside in which it stays the same.
+show. What moves between memories is counted by `traffic`.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import heapify, heappop, heappush
-from itertools import pairwise
 from math import ceil, inf, prod
 
 from rung.core.cost import known
@@ -30,7 +28,8 @@ from rung.loop import ir as loop
 from rung.tile import mapping as tile
 from rung.tile.match import Match, group_of
 from rung.tile.nest import Split
-from rung.tile.stmt import Access, Stmt
+from rung.tile.stmt import Stmt
+from rung.tile.traffic import PAGE, Traffic
 from rung.tile.tree import Tree
 
 TURN = 16.0  # the same, for a vector that is transposed in registers on its way to a panel
@@ -40,7 +39,6 @@ EXPOSED_THREADS = 0.1  # of the operations do, where other threads go on while s
 STATES = 30.0  # operations of a step of a fold of several states
 STEP = 18.0  # the same for each element, where one step takes a block of them
 SCATTER = 2.0  # times what a scattered load takes, a scattered store does: it reads lines too
-PAGE = 3072  # bytes; a walk of longer steps misses the TLB and the prefetcher each time
 
 
 @dataclass(frozen=True)
@@ -102,15 +100,14 @@ class _Pricing:
         self.units = {a: min(nest.count(a, UNROLL), ceil(n / self.lanes[a]))
                       for a, n in self.sizes.items()}
         self.threads = [s for s in nest.all() if s.kind == THREAD]
-        self.grid = [s for s in nest.all() if s.kind == GRID]
         self.trips = [self._steps(s) for s in nest.loops]
         self.around = {s: self._around(s) for s in self.tree.stmts}
-        self.covered = [self.sizes]  # by depth: elements of each axis inside so many loops
-        for one in nest.loops:
-            inside = min(self.sizes[one.axis], one.step)
-            self.covered.append({**self.covered[-1], one.axis: inside})
         self.leaves: dict[Op, float] = {}
         self.kept: set[tuple[object, ...]] = set()  # values, with the loops in which they are
+
+    @cached_property
+    def grid(self) -> list[Split]:
+        return [s for s in self.nest.all() if s.kind == GRID]
 
     @cached_property
     def work(self) -> tuple[float, float, float]:
@@ -130,7 +127,8 @@ class _Pricing:
     def total(self) -> Price:
         cores, compute, busy = self.work
         fed = self._fed()
-        flows = [(name, hidden / fed, awaited) for name, hidden, awaited in self._traffic(cores)]
+        moved = Traffic(self.tree, self.sizes, (self.units, self.lanes), self.around, self._shared)
+        flows = [(name, hidden / fed, awaited) for name, hidden, awaited in moved.seconds(cores)]
         traffic = tuple((name, hidden + awaited) for name, hidden, awaited in flows)
         seconds = self._seconds(max(hidden for _, hidden, _ in flows),
                                 sum(awaited for *_, awaited in flows))
@@ -300,100 +298,6 @@ class _Pricing:
         if atom := _grouped(self.tree, s):
             return latency * self.units[s.carries] / group_of(atom.atom)
         return latency * (1 if len(s.op.results) == 1 else 6)
-
-    # ---- bytes
-    def _traffic(self, cores: float) -> Iterator[tuple[str, float, float]]:
-        """Seconds that each memory behind a cache needs: while the cores compute, and while they
-        wait."""
-        spaces, accesses = self.nest.machine.spaces, self.tree.accesses
-        last, around = len(self.covered) - 1, self._loops_around()
-        together = {x for s in self.tree.stmts if self._shared(s) for x in s.accesses}
-        first = next((n for n, s in enumerate(self.nest.loops) if s.kind == GRID), last + 1)
-        waste = [(x, self._tile(x), self._derate(x)) for x in accesses]
-        footprints: dict[int, float] = {}
-        for cache, behind in pairwise(spaces):
-            fits = 0
-            while fits < last:
-                if fits not in footprints:
-                    footprints[fits] = sum(self._bytes(x, fits) for x in accesses)
-                several = cores if fits > first and not cache.owner else 1
-                if footprints[fits] <= cache.bytes / several:
-                    break
-                fits += 1
-            near = behind is spaces[1]  # the nearest cache serves any line equally well
-            shared = behind.together(cores)
-            moved = {False: 0.0, True: 0.0}
-            for x, brought, derate in waste:
-                depth = fits if brought is None else brought[0]
-                again = self._again(x, around[x], depth) / (shared if x in together else 1)
-                again *= self._sectors(x) if near else derate
-                moved[brought is not None and brought[1]] += again * self._bytes(x, depth)
-            yield behind.name, moved[False] / behind.rate, moved[True] / behind.rate
-
-    def _tile(self, op: Access) -> tuple[int, bool] | None:
-        """Where a mover brings what an access touches into a scratchpad, as a number of loops, and
-        whether that is waited for: a ring brings the next tile meanwhile."""
-        place = self.tree.mapping.placed(op.buf.name) if self.nest.machine.scratchpad else None
-        if place is None:
-            return None
-        return self.nest.loops.index(self.nest.at(place)) + 1, place.ring < 2
-
-    def _loops_around(self) -> dict[Op, set[int]]:
-        """For each access the positions of the loops that its statements run in."""
-        found: dict[Op, set[int]] = {x: set() for x in self.tree.accesses}
-        waits: dict[Op, frozenset[Split]] = {
-            s.waits: s.carried for s in self.tree.stmts if s.waits}
-        for s in self.tree.stmts:
-            here = set(self.around[s])
-            if late := waits.get(s.op):
-                here |= {n for n, x in enumerate(self.nest.loops) if x in late}
-            for op in s.accesses:
-                found[op] |= here
-        return found
-
-    def _again(self, op: loop.Load | loop.Store, around: set[int], depth: int) -> int:
-        """How often the loops outside of `depth` bring what an access touches inside of it."""
-        axes, outer, times = op.nest, depth, 1
-        while outer and self.nest.loops[outer - 1].axis not in axes:
-            outer -= 1
-        for n in around:
-            if n < outer:
-                times *= self.trips[n]
-        return times
-
-    def _bytes(self, op: loop.Load | loop.Store, depth: int) -> float:
-        covered, total = self.covered[depth], dtype_of(op.buf.type).bytes
-        for a in op.nest:
-            total *= covered[a]
-        return total
-
-    def _sectors(self, op: Access) -> float:
-        """How many times its bytes an access of neighbouring threads moves."""
-        along = next((a for a in op.nest if loop.stride(op, a) == 1), None)
-        if not self.threads or along is None:
-            return 1.0
-        run = self.units[along] * prod(self._steps(s) for s in self.threads if s.axis == along)
-        size = dtype_of(op.buf.type).bytes * min(run, self.sizes[along])
-        least = self.nest.machine.rates.flow.sector
-        return max(1.0, least / size) if run < self.sizes[along] else 1.0
-
-    def _derate(self, op: loop.Load | loop.Store) -> float:
-        """Short contiguous runs waste bandwidth: prefetchers and pages follow long ones."""
-        axes = op.nest
-        run = next((a for a in axes if loop.stride(op, a) == 1), None)
-        if run is None:
-            return 4.0 if axes else 1.0
-        others = [(n, s) for n, s in enumerate(self.nest.loops) if s.axis in axes
-                  and s.axis != run]
-        size = dtype_of(op.buf.type).bytes
-        walks = [a for a in axes if self.lanes[a] * self.units[a] > 1 and a != run]
-        if not others and not walks:
-            return 1.0
-        depth, far = 0, False
-        if others:
-            depth, step = others[-1][0] + 1, others[-1][1]
-            far = loop.stride(op, step.axis) * size >= PAGE
-        return 1 + (6 if far else 1) * 256 / (self.covered[depth][run] * size + 1)
 
 
 def _speed(op: loop.Fold, mapping: tile.Mapping, machine: Machine) -> float:
