@@ -79,14 +79,14 @@ class _Pricing:
             inside = min(self.sizes[one.axis], one.step)
             self.covered.append({**self.covered[-1], one.axis: inside})
         self.leaves: dict[Op, float] = {}
-        self.kept: set[tuple[object, ...]] = set()  # values, with the loops in which they are
 
     def total(self) -> Price:
         cores, spill = self._cores(), self._spill()
-        costs = [(self._statement(s), self._shared(s)) for s in self.tree.stmts]
+        kept: set[tuple[object, ...]] = set()  # values, with the loops in which they are
+        costs = [(self._statement(s, kept), self._shared(s)) for s in self.tree.stmts]
         alone = sum(cost for cost, _ in costs) * spill
         spread = sum(cost / (cores if shared else 1) for cost, shared in costs) * spill
-        compute = spread * self._slot() / self._busy()
+        compute = spread * _slot(self.nest.machine) / self._busy()
         fed = self._fed()
         flows = [(name, hidden / fed, awaited) for name, hidden, awaited in self._traffic(cores)]
         traffic = tuple((name, hidden + awaited) for name, hidden, awaited in flows)
@@ -96,11 +96,6 @@ class _Pricing:
         rates = self.nest.machine.rates
         start = rates.launch + (rates.fork if cores > 1 else 0.0)
         return Price(seconds + start, compute, traffic, alone / spread)
-
-    def _slot(self) -> float:
-        """Seconds of one vector operation at full throughput."""
-        machine = self.nest.machine
-        return 2 * machine.lanes / machine.rates.flops["f32"]
 
     def _cores(self) -> float:
         most = prod(min(self._steps(s), ceil(self.sizes[s.axis] / s.step)) for s in self.grid)
@@ -150,7 +145,7 @@ class _Pricing:
         registers = self.nest.machine.registers
         return 1 + 4 * max(0.0, max(used.values(), default=0) + 3 - registers) / registers
 
-    def _statement(self, s: Stmt) -> float:
+    def _statement(self, s: Stmt, kept: set[tuple[object, ...]]) -> float:
         """Vector operations of one statement over its whole nest."""
         around = self._around(s)
         steps = prod(self.trips[n] for n in around)
@@ -159,8 +154,8 @@ class _Pricing:
         does = {*s.fold.args, *filter(self._whole, atom.args)} if atom else set(_unit(self.tree, s))
         here = [x for x in s.behind if x.result not in does]
         if self.threads:  # statements of the same loops are one leaf, which keeps its values
-            here = [x for x in here if (x, *around) not in self.kept]
-            self.kept.update((x, *around) for x in here)
+            here = [x for x in here if (x, *around) not in kept]
+            kept.update((x, *around) for x in here)
         inside = sum(map(self._leaf, here))
         if atom:
             inside += 0.7 * sum(self._vectors(axes_of(v.type)) for v in atom.args
@@ -185,22 +180,19 @@ class _Pricing:
         return prod(self.units[a] for a in axes)
 
     def _leaf(self, op: Op) -> float:
-        if op not in self.leaves:
-            self.leaves[op] = self._values(op)
-        return self.leaves[op]
-
-    def _values(self, op: Op) -> float:
         """Vector operations of a map or load at a leaf."""
-        count = self._vectors(op.nest)
-        match op:
-            case loop.Load():
-                return count * self._access(op)
-            case Map():
-                return count * max(1.0, SCALARS[op.fn].cost) * self._width(op.result)
-            case Cast():
-                return count * (1.0 if self.threads else 2.0) * self._width(op.result)
-            case _:
-                return 0.0
+        if op not in self.leaves:
+            match op:
+                case loop.Load():
+                    cost = self._access(op)
+                case Map():
+                    cost = max(1.0, SCALARS[op.fn].cost) * self._width(op.result)
+                case Cast():
+                    cost = (1.0 if self.threads else 2.0) * self._width(op.result)
+                case _:
+                    cost = 0.0
+            self.leaves[op] = self._vectors(op.nest) * cost
+        return self.leaves[op]
 
     def _width(self, value: Value) -> float:
         """Machine vectors that one family member of this type takes."""
@@ -332,6 +324,11 @@ class _Pricing:
             depth, step = others[-1][0] + 1, others[-1][1]
             far = loop.stride(op, step.axis) * size >= PAGE
         return 1 + (6 if far else 1) * 256 / (self.covered[depth][run] * size + 1)
+
+
+def _slot(machine: Machine) -> float:
+    """Seconds of one vector operation at full throughput."""
+    return 2 * machine.lanes / machine.rates.flops["f32"]
 
 
 def _speed(op: loop.Fold, mapping: tile.Mapping, machine: Machine) -> float:
