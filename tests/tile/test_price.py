@@ -177,10 +177,11 @@ def test_a_ring_costs_less_where_it_hides_a_transfer() -> None:
     assert made.kernel.attr("mapping").placed("x").ring > 1
 
 
-def on_sm90(text: str, axes: str, **rates: int) -> Price:
+def on_sm90(text: str, axes: str, **flow: int) -> Price:
     """The price of a kernel named k under a mapping of the H200."""
     func = kernel(f"{text}map k on cuda.sm90\n{axes}")
-    machine = replace(SM90, rates=replace(SM90.rates, **rates))
+    rates = replace(SM90.rates, flow=replace(SM90.rates.flow, **flow))
+    machine = replace(SM90, rates=rates)
     return price(func, func.attr("mapping"), machine)
 
 
