@@ -272,7 +272,7 @@ C_WORDS = frozenset({
 RESERVED = C_WORDS | frozenset({
     "alloc", "apply", "await", "axes", "barrier", "call", "check", "combine", "commit", "composite",
     "concat", "contract", "else", "exclusive", "fill", "fold", "for", "full", "gather", "if",
-    "index", "inf", "iota", "item", "kernel", "lane", "nan", "false", "None", "persistent",
+    "index", "inf", "iota", "item", "kernel", "lane", "like", "nan", "false", "None", "persistent",
     "prefix", "reduce", "return", "ring", "role", "roles", "scan", "scatter", "signal", "transfer",
     "true", "unroll", "wait", "write", "yield", *DTYPES})
 """Words of the dumps and of the sources that can name no value, axis or loop variable."""

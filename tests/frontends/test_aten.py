@@ -113,6 +113,7 @@ def reductions() -> list[Case]:
                 for dims in ([0], [-1], [0, 2], [], None) for keep in (False, True)]
         out += [case("sum", x, close=64)]
         if d.is_floating_point:
+            out += [case("prims.sum.default", x, [1], close=64)]
             out += [case("mean.dim", x, dims, keep, close=16)
                     for dims in ([1], [0, -1], None) for keep in (False, True)]
             out += [case("mean", x, close=64)]
