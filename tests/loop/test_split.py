@@ -109,10 +109,11 @@ def test_splits_that_cannot_gain_are_not_priced() -> None:
         asked.append(k.name)
         return halves_cost(0.5)(k)
     whole, rates = [total().name], replace(RATES, part=1)
-    assert plan(total(), price, CORES, rates, lambda _: GAIN / 2) is None and asked == whole
+    assert plan(total(), price, CORES, rates, least=lambda _: GAIN / 2) is None and asked == whole
     asked.clear()
     low = {f"{total().name}_{half}{CORES}" for half in ("part", "merge")}
-    found = plan(total(), price, CORES, rates, lambda k: 0.1 if k.name in low else 0.3)
+    found = plan(total(), price, CORES, rates,
+                 least=lambda k: 0.1 if k.name in low else 0.3)
     assert found and found.parts == CORES and {*asked} == {*whole, *low}
     every = plan(total(), price, CORES, rates)
     assert every and (every.parts, every.seconds) == (found.parts, found.seconds)
