@@ -67,7 +67,9 @@ def fill_loads(func: Func) -> Func:
                 load, number = made.get(v), made.get(other)
                 while isinstance(load, Cast) and read[load.result] == 1 and load.dtype.is_float:
                     load = made.get(load.x)
-                if (isinstance(load, Load) and isinstance(number, Const) and read[load.result] == 1
+                if not isinstance(load, Load) or not dtype_of(load.result.type).is_float:
+                    continue  # integers have no infinity
+                if (isinstance(number, Const) and read[load.result] == 1
                         and number.value in (0.0, inf, -inf) and _tests(made, inside) == load.mask):
                     fills[load.result] = number.value
                     gone.add(op.result)

@@ -130,3 +130,12 @@ def test_other_loads_stay(left: str, other: str, rest: str) -> None:
     """Under another mask, of another number, or read twice."""
     old = func(MASKED.format(left=left, other=other, rest=rest))
     assert str(fill_loads(old)) == str(old)
+
+
+@pytest.mark.parametrize("other", ["-inf", "-0.0"])
+def test_loads_of_integers_stay(other: str) -> None:
+    """Which hold neither."""
+    old = func(MASKED.replace("a: f32", "a: i64").replace("i-u] : f32", "i-u] : i64").replace(
+        ", t, ", ", f32(t), ").format(left="50-2*i-u", other=other, rest=""))
+    assert "f32(t)" in str(old) or "f32(a[" in str(old)
+    assert str(fill_loads(old)) == str(old)
