@@ -12,7 +12,7 @@ Equal kernels are shared, for the memo of `fuse`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 
@@ -124,7 +124,8 @@ class _Lowering:
 def in_order(func: Func, names: Names) -> Func:
     """What is cut or filled up for contractions is laid out as it was before: they read a transpose
     of it, and two that read it either way read the same tensor."""
-    work = _InOrder(made_by(func), names)
+    written = {op.dst for op in func.body.ops if isinstance(op, Write)}
+    work = _InOrder(made_by(func), names, written)
     for op in func.body.ops:
         if isinstance(op, Contract):
             (a, first), (b, second) = work.plain(op.a), work.plain(op.b)
@@ -137,23 +138,23 @@ def in_order(func: Func, names: Names) -> Func:
 
 
 class _InOrder:
-    def __init__(self, made: Mapping[Value, Op], names: Names):
-        self.made, self.names = made, names
+    def __init__(self, made: Mapping[Value, Op], names: Names, written: Container[Value]):
+        self.made, self.names, self.written = made, names, written
         self.ops: list[Op] = []
         self.known: dict[Hashable, Value] = {}  # what is there already
 
     def plain(self, value: Value) -> tuple[Value, Sequence[int]]:
         """The elements of `value` in the order of the tensor that they are of, and which dimension
-        of `value` each of its dimensions is."""
+        of `value` each of its dimensions is. What is read of a parameter that is written is read
+        where it was, maybe before that."""
         op = self.made.get(value)
         same = range(len(shape_of(value)))
         if isinstance(op, Cast) and dtype_of(op.x.type).bits < op.dtype.bits:
             x, order = self.plain(op.x)
             return (value, same) if x is op.x else (self.add(Cast(x, op.dtype), value), order)
         order = _order(op) if isinstance(op, Index) and not _turns(op) else ()
-        if not order:
+        if not order or not isinstance(op, Index) or op.x in self.written:
             return value, same
-        assert isinstance(op, Index)
         moved = replace(op, axes=tuple(op.axes[n] for n in order),
                         shape=tuple(op.shape[n] for n in order), results=())
         key = _form(moved)

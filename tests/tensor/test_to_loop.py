@@ -169,3 +169,14 @@ def test_products_that_read_a_filled_up_matrix_either_way_share_it() -> None:
     assert [c.callee.rstrip("0123456789") for c in calls] == ["index", "contract", "contract"]
     assert all(calls[0].results[0] in c.args for c in calls[1:])
     check(Module((program,)), module, draw(program, ints=4), exact=False)
+
+
+def test_what_a_product_reads_of_a_parameter_is_read_before_the_parameter_is_written() -> None:
+    p = Prog()
+    x, a = p.param("x", 5, 7, role="mutated"), p.param("a", 5, 3)
+    turned = p.index(x, [8, 5], lambda i, j: [j, i], lambda i, j: [6 - i])
+    p.write(x, p.map("mul", x, 2.0))
+    program = p.done(p.einsum("ab,bc->ac", turned, a))
+    for whole in (False, True):
+        module = to_loop(program, whole=whole)
+        check(Module((program,)), module, draw(program), exact=False)
