@@ -11,9 +11,11 @@ from itertools import cycle
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
+from rung.core.cost import known
 from rung.core.machine import Atom, Machine, Operand
 from rung.core.op import Func
-from rung.core.types import BF16, F16, F64, I8, DType, shape_of
+from rung.core.types import BF16, F16, F64, I8, DType, dtype_of, shape_of
+from rung.loop.ir import extents_of
 from rung.targets.base import buffers_of
 from rung.tile.match import Library, LibraryCall, Tensor, call_of
 
@@ -47,6 +49,16 @@ def matmul(name: str, seconds: Seconds, dtype: DType, *, batch: bool = False, bi
     linear = name == LINEAR
     operands = (Operand("dram", turns=not linear),) * 2 + (Operand("dram"),) * bias
     return Library(Atom(name, _meaning(dtype, batch, linear, bias, post), operands), seconds)
+
+
+def amounts(call: LibraryCall, kernel: Func, hints: Mapping[str, int]
+            ) -> tuple[DType, int, float, float]:
+    """Of a product: the type of its factors, its rows, its operations, and the bytes of its
+    matrices."""
+    extents, dtype = extents_of(kernel), dtype_of(call.tensors["a"].buffer.type)
+    batch, m, n, k = (max(1, known(extents[call.axes[a]], hints)) if a in call.axes else 1
+                      for a in "hijk")
+    return dtype, m, 2.0 * batch * m * n * k, dtype.bytes * batch * (m * k + k * n + m * n)
 
 
 def called(libraries: Iterable[Library], kernel: Func) -> Callable[..., torch.Tensor]:

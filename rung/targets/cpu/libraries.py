@@ -13,30 +13,24 @@ from rung.core.cost import known
 from rung.core.expr import Expr
 from rung.core.machine import Machine, Reach
 from rung.core.op import Func
-from rung.core.types import BF16, F32, I8, TensorType, Type, dtype_of
-from rung.loop.ir import extents_of
-from rung.targets.libraries import BYTES, LINEAR, MATMUL, POSTS, Seconds, matmul
+from rung.core.types import BF16, F32, I8, TensorType, Type
+from rung.targets.libraries import BYTES, LINEAR, MATMUL, POSTS, Seconds, amounts, matmul
 from rung.tile.match import LibraryCall
 
 SKINNY = 8  # rows below which a library's matmul is bound by how it streams the matrix
-
-
 UNKNOWN = Reach(0.4, 0.9, 5e-6)
 
 
 def _seconds(name: str) -> Seconds:
     def seconds(call: LibraryCall, kernel: Func, machine: Machine, hints: Mapping[str, int]
                 ) -> float:
-        extents, dtype = extents_of(kernel), dtype_of(call.tensors["a"].buffer.type)
-        batch, m, n, k = (max(1, known(extents[call.axes[a]], hints)) if a in call.axes else 1
-                          for a in "hijk")
+        dtype, m, operations, moved = amounts(call, kernel, hints)
         rates, cores, memory = machine.rates, machine.cores, machine.spaces[-1]
         reach = rates.reach.get(f"{name} {dtype}", UNKNOWN)
-        bytes_ = dtype.bytes * batch * (m * k + k * n + m * n)
         stream = memory.rate * memory.together(cores) * (reach.stream if m < SKINNY else 0.9)
         peak = rates.flops["f32"] * reach.peak * cores * (rates.issue.scale if cores > 1 else 1.0)
-        work = 2.0 * batch * m * n * k / peak if m >= SKINNY else 0.0
-        return max(work, bytes_ / stream) + reach.dispatch + (rates.fork if cores > 1 else 0.0)
+        work = operations / peak if m >= SKINNY else 0.0
+        return max(work, moved / stream) + reach.dispatch + (rates.fork if cores > 1 else 0.0)
 
     return seconds
 

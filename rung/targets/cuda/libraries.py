@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from rung.core.cost import known
 from rung.core.machine import Machine
 from rung.core.op import Func
-from rung.core.types import BF16, F16, F32, F64, dtype_of, shape_of
-from rung.loop.ir import extents_of
-from rung.targets.libraries import MATMUL, matmul
+from rung.core.types import BF16, F16, F32, F64, shape_of
+from rung.targets.libraries import MATMUL, amounts, matmul
 from rung.tile.match import LibraryCall
 
 FLOPS = {BF16: 750e12, F16: 750e12, F32: 50e12, F64: 55e12}
@@ -23,15 +22,12 @@ ROWS, LOOSE = 16, 6.0  # bytes of which rows of halves begin at a multiple; time
 
 def seconds(call: LibraryCall, kernel: Func, machine: Machine, hints: Mapping[str, int]) -> float:
     """What a product takes: its work or its bytes, and a launch."""
-    extents, dtype = extents_of(kernel), dtype_of(call.tensors["a"].buffer.type)
-    batch, m, n, k = (max(1, known(extents[call.axes[a]], hints)) if a in call.axes else 1
-                      for a in "hijk")
-    work = 2.0 * batch * m * n * k / FLOPS[dtype]
+    dtype, _, operations, moved = amounts(call, kernel, hints)
+    work = operations / FLOPS[dtype]
     rows = [known(shape_of(t.buffer.type)[t.dims[-1]], hints) * dtype.bytes
             for name, t in call.tensors.items() if name in "aby"]
     work *= LOOSE if dtype.bytes == 2 and any(n % ROWS for n in rows) else 1
-    moved = dtype.bytes * batch * (m * k + k * n + m * n) / MEMORY
-    return max(work, moved) + machine.rates.launch
+    return max(work, moved / MEMORY) + machine.rates.launch
 
 
 LIBRARIES = tuple(matmul(MATMUL, seconds, dtype, batch=batch, bias=bias) for dtype in FLOPS
