@@ -12,8 +12,9 @@ returned, reads values in the layout that torch gave them, restored by view call
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from rung.core import origins, trace
@@ -157,14 +158,19 @@ class _Lowering:
 
     def unread(self, call: Call, ops: Sequence[Op]) -> Iterable[Value]:
         """The operands of a call whose meaning does not read them, and what they alone read."""
-        read, readers = {v for op in ops for v in op.operands()}, uses(self.func.body)
-        made, found = made_by(self.func), dict[Value, None]()
+        read, found = {v for op in ops for v in op.operands()}, dict[Value, None]()
+        made, readers = self.known
         todo = [v for v in call.operands() if self.new.get(v, v) not in read]
         while todo:
             found[v := todo.pop()] = None
             if v in made and len({*readers[v]}) == 1:
                 todo += [x for x in made[v].operands() if x not in found]
         return found
+
+    @cached_property
+    def known(self) -> tuple[Mapping[Value, Op], Mapping[Value, Sequence[Op]]]:
+        """What makes each value, and what reads it."""
+        return made_by(self.func), uses(self.func.body)
 
     def entry(self, call: Call) -> Entry:
         entry = TABLE.get(call.target)
