@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from rung.core import trace
-from rung.frontends.torch.calls import is_view
+from rung.frontends.torch.calls import insert, is_view, seen
 
 aten = torch.ops.aten
 ROWS = {"cuda": 16}  # bytes of which rows begin at a multiple, by what kind of device they are on
@@ -47,11 +47,11 @@ class _Aligned:
         sizes = [(0, columns)] * (len(node.args) - 2) + [(rows, terms), (terms, columns)]
         given = [self.larger(x, node, *more) for x, more in zip(node.args, sizes, strict=True)]
         with self.graph.inserting_before(node):
-            made = self.call(node.target, *given, like=node)
+            made = insert(node, node.target, *given)
             for dim, more in enumerate((rows, columns)):
                 if more:
-                    made = self.call(aten.slice.Tensor, made, dim, 0, node.meta["val"].shape[dim],
-                                     like=node)
+                    made = insert(node, aten.slice.Tensor, made, dim, 0,
+                                  node.meta["val"].shape[dim])
         trace.emit("fired", "aligned", node.name,
                    f"{rows} more rows, {terms} more terms, {columns} more columns")
         node.replace_all_uses_with(made)
@@ -72,16 +72,16 @@ class _Aligned:
         if not turned:
             return self.padded[wanted]
         with self.graph.inserting_before(product):
-            return self.call(x.target, self.padded[wanted], *x.args[1:], like=product)
+            return insert(product, x.target, self.padded[wanted], *x.args[1:])
 
     def filled(self, x: Any, rows: int, columns: int, like: fx.Node) -> fx.Node:
         """A matrix with zeros behind its rows and columns; a vector with zeros behind it, which a
         product has to find in memory, and not to make while it reads."""
         val = x.meta["val"]
         if val.dim() == 2:
-            return self.call(aten.constant_pad_nd.default, x, [0, columns, 0, rows], like=like)
-        zeros = self.call(aten.new_zeros.default, x, [columns], like=like)
-        return self.call(aten.cat.default, [x, zeros], like=like)
+            return insert(like, aten.constant_pad_nd.default, x, [0, columns, 0, rows])
+        zeros = insert(like, aten.new_zeros.default, x, [columns])
+        return insert(like, aten.cat.default, [x, zeros])
 
     def follow(self, node: fx.Node) -> None:
         """The views of a result take its strides. What leaves the graph, and what operators read
@@ -89,35 +89,22 @@ class _Aligned:
         for user in list(node.users):
             if user.target is aten._unsafe_view.default:
                 user.target = aten.view.default
-            seen = _seen(user) if is_view(user) else None
-            if seen is not None:
-                user.meta["val"] = seen
+            value = _view_of_gaps(user) if is_view(user) else None
+            if value is not None:
+                user.meta["val"] = value
                 self.follow(user)
             elif is_view(user) or getattr(user.target, "namespace", "") != "aten":
                 with self.graph.inserting_before(user):
-                    whole = self.call(aten.clone.default, node, like=node,
-                                      memory_format=torch.contiguous_format)
+                    whole = insert(node, aten.clone.default, node,
+                                   memory_format=torch.contiguous_format)
                 user.replace_input_with(node, whole)
 
-    def call(self, target: Any, *args: Any, like: fx.Node, **named: Any) -> fx.Node:
-        """A new node, with the lines of `like`."""
-        node = self.graph.call_function(target, args, named)
-        node.meta = {**like.meta, "val": _value(node)}
-        return node
 
-
-def _value(node: fx.Node) -> torch.Tensor:
-    """What a node gives, as a tensor without data, by those of its arguments."""
-    args, named = fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
-    made: torch.Tensor = node.target(*args, **named)  # type: ignore[operator]
-    return made
-
-
-def _seen(view: fx.Node) -> torch.Tensor | None:
+def _view_of_gaps(view: fx.Node) -> torch.Tensor | None:
     """The view of a tensor with gaps; None where there is none, or of other elements."""
     if view.target is not aten.as_strided.default:
         with suppress(RuntimeError, ValueError):
-            return _value(view)
+            return seen(view)
     return None
 
 

@@ -94,6 +94,21 @@ def _drops_nothing(node: fx.Node, schema: Any) -> bool:
     return False
 
 
+def insert(like: fx.Node, target: Any, *args: Any, **named: Any) -> fx.Node:
+    """A new call where its graph inserts now, with the lines of `like`; what it gives is known, as
+    a tensor without data, by those of its arguments."""
+    node = like.graph.call_function(target, args, named)
+    node.meta = {**like.meta, "val": seen(node)}
+    return node
+
+
+def seen(node: fx.Node) -> torch.Tensor:
+    """What a call gives, of the tensors without data that its arguments are known by."""
+    args, named = fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    made: torch.Tensor = node.target(*args, **named)  # type: ignore[operator]
+    return made
+
+
 def is_view(node: fx.Node) -> bool:
     """Whether a node gives one view of its first operand."""
     return isinstance(node.target, torch._ops.OpOverload) and effect_of(node) == "" and (

@@ -18,7 +18,7 @@ from torch import fx
 
 from rung.frontends.torch import compat
 from rung.frontends.torch.aligned import align
-from rung.frontends.torch.calls import effect_of, is_view
+from rung.frontends.torch.calls import effect_of, insert, is_view
 from rung.frontends.torch.compat import OpOverload
 
 CHAIN = 8  # operators that are computed again for one value
@@ -87,10 +87,7 @@ def _written_out(node: fx.Node) -> fx.Node:
 
     def part(target: OpOverload, *args: Any, **how: Any) -> fx.Node:
         with node.graph.inserting_before(node):
-            made = node.graph.call_function(target, args, how)
-        values = [a.meta["val"] if isinstance(a, fx.Node) else a for a in args]
-        made.meta = node.meta | {"val": target(*values, **how)}
-        return made
+            return insert(node, target, *args, **how)
 
     def as_type(x: fx.Node, dtype: torch.dtype) -> fx.Node:
         same = x.meta["val"].dtype is dtype
@@ -144,15 +141,14 @@ def made_again(graph: fx.Graph) -> None:
         if users and _bytes(node) and _has_gaps(node) and not (
                 node.meta["val"].is_cuda and _calls_library(users)):
             with graph.inserting_after(node):
-                made = graph.call_function(torch.ops.aten.clone.default, (node,))
-            made.meta = node.meta | {"val": node.meta["val"].clone()}
+                made = insert(node, aten.clone.default, node)
             node.replace_all_uses_with(made, users.__contains__)
 
 
 def _calls_library(users: Iterable[fx.Node]) -> bool:
     """Whether operators that are not computed in place read a tensor, itself or as a view: those
     of a GPU may ask for rows that begin at multiples, which only gaps give."""
-    return any(_calls_library(n.users) if is_view(n) else not _is_in_place(n) for n in users)
+    return not all(map(_is_in_place, _readers(users)))
 
 
 def _sources(forward: Sequence[fx.Node], whole: Container[fx.Node]
@@ -175,7 +171,12 @@ def _sources(forward: Sequence[fx.Node], whole: Container[fx.Node]
 
 def _users(node: fx.Node) -> list[fx.Node]:
     """What reads a value, itself or as a view."""
-    return [m for n in node.users for m in (_users(n) if is_view(n) else [n])]
+    return _readers(node.users)
+
+
+def _readers(users: Iterable[fx.Node]) -> list[fx.Node]:
+    """The users of a value, those of its views in the place of these."""
+    return [m for n in users for m in (_users(n) if is_view(n) else [n])]
 
 
 def _in_place(users: Iterable[fx.Node], inside: Container[fx.Node]) -> bool:
