@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rung.cli import main
-from rung.tools import gpu, gpu_ways
+from rung.tools import gpu, gpu_ways, models
 from rung.tools.gpu_cases import CASES, NAMED, Case, traffic
 
 EAGER = ("eager",)
@@ -132,3 +132,12 @@ def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
 def test_without_a_gpu_only_tiny_rows_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "gpu_models"]) == 1
     assert "there is no GPU here" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["vit", "resnet"])
+def test_labels_of_a_step_are_of_classes_that_the_model_has(name: str) -> None:
+    """Eager's loss ends the process on a GPU where they are not."""
+    with torch.device("meta"):
+        model, given, labels = NAMED[f"{name}_step"].build(False, "meta")[1]
+    *_, last = (m for m in model.modules() if isinstance(m, torch.nn.Linear))
+    assert last.out_features >= models.VOCABULARY and len(labels) == 32 and given
